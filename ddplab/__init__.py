@@ -1,0 +1,61 @@
+"""ddplab: how gradients get from N workers to N workers, and how to make that fast.
+
+Every public name loads on first use (PEP 562), so `import ddplab` is cheap and the parts that read files or
+reason about schedules never load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that defines it
+_HOME = {
+    name: module
+    for module, names in {
+        "schedule": "Schedule ScheduleError ring star chain direct tree halving_doubling hierarchical",
+        "cost": "Link Topology Prediction Fit predict fit ring_seconds",
+        "launch": "launch RankError resolve_backend",
+        "hosts": "Hosts HostsError hosts_problem link_bytes",
+        "execute": "all_reduce",
+        "bench": "bench",
+        "checks": "check_ring",
+        "figures": "Figure RingStepper",
+        "nccl": "check_env",
+    }.items()
+    for name in names.split()
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ddplab' has no attribute {name!r}")
+    module = importlib.import_module(f"ddplab.{_HOME[name]}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+class _Package(ModuleType):
+    """`ddplab.launch` is the function, also after something imported the module of the same name.
+
+    Importing a submodule binds it on its package; that would hide a function that shares the module's name.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOME.get(name) == name:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
