@@ -1,0 +1,128 @@
+"""The command line: `ddplab COMMAND [ARGUMENTS]`, also `python -m ddplab`.
+
+A command is one module of this folder with three names: `EXAMPLE` (shown by --help), `arguments(parser)` and
+`run(args) -> int | None`, the exit code. Nothing of a command is imported before it is called, and a command imports
+what it works with inside `run`, so that --help and mistakes are answered at once.
+
+Exit codes: 0 done, 1 the work failed or is not possible here, 2 the command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ddplab import __version__
+from ddplab.cli.values import Problem, did_you_mean
+
+COMMANDS = {
+    "doctor": "what this machine can run: backends, GPUs, ranks, hosts, versions",
+    "bench": "measure a collective on real ranks, in the columns of nccl-tests",
+    "predict": "seconds and bytes of every schedule on N ranks, without running it",
+    "labs": "list the labs, or copy their exercise versions to a folder",
+    "book": "execute the notebooks and build the book, or open it",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that answers a mistake with one sentence and proposes the option that was probably meant."""
+
+    def __init__(self, **keywords: object) -> None:
+        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument ([^-][^:]*: )?", "", message)  # an option is named, a place in the line is not
+        raise Problem(f"{message} (see '{self.prog} --help')")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:
+        nested = any(action.nargs == argparse.PARSER for action in self._actions)
+        # Intermixed: `labs copy FOLDER --force NAME` is as good as `labs copy FOLDER NAME --force`.
+        parsed, rest = (self.parse_known_args if nested else self.parse_known_intermixed_args)(args, namespace)
+        if rest:
+            known = [option for action in self._actions for option in action.option_strings]
+            what = "option" if rest[0].startswith("-") else "argument"
+            self.error(f"unknown {what} '{rest[0]}'{did_you_mean(rest[0], known)}")
+        return parsed
+
+
+def overview() -> str:
+    """The text of `ddplab --help`."""
+    commands = "\n".join(f"  {name:<9} {line}" for name, line in COMMANDS.items())
+    return (
+        "usage: ddplab COMMAND [ARGUMENTS]\n\nHow DistributedDataParallel moves gradients, and how fast.\n\n"
+        f"commands:\n{commands}\n\n"
+        "options:\n  --help     this text; 'ddplab COMMAND --help' explains a command\n"
+        "  --version  print the version\n\n"
+        "example:\n  ddplab predict --ranks 8 --size 100M --link 10gbit\n"
+    )
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(overview(), end="")
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"ddplab {__version__}")
+        return 0
+    name, *rest = argv
+    if name.startswith("-"):
+        raise Problem(f"unknown option '{name}'; a command comes first, its options after it (see 'ddplab --help')")
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS) or f"; commands are {', '.join(COMMANDS)}"
+        raise Problem(f"unknown command '{name}'{hint} (see 'ddplab --help')")
+    command = importlib.import_module(f"ddplab.cli.{name}")
+    about = "\n\n".join(textwrap.fill(" ".join(part.split()), 79) for part in command.__doc__.split("\n\n"))
+    example = "example:\n" + textwrap.indent(command.EXAMPLE, "  ")
+    parser = Parser(prog=f"ddplab {name}", description=about, epilog=example)
+    command.arguments(parser)
+    try:
+        return command.run(parser.parse_args(rest)) or 0
+    except Problem as problem:
+        problem.command = f"ddplab {name}"
+        raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: `sys.argv[1:]`) and return its exit code; never raises for bad input."""
+    try:
+        if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal gets escapes, not a traceback
+        try:
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as end:  # argparse, after --help
+            code = end.code if isinstance(end.code, int) else 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except Problem as problem:
+        if os.environ.get("RANK", "0") == "0":  # under torchrun every rank reads the same line; one answers
+            print(f"{problem.command}: {problem}", file=sys.stderr)
+        return problem.code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _silence_stdout()
+        return 141  # what a program killed by SIGPIPE reports: the reader (head, less) has left
+    except OSError as error:
+        if sys.stdout is None or error.filename is not None:
+            raise
+        _silence_stdout()
+        print(f"ddplab: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _silence_stdout() -> None:
+    """Point stdout at nothing: the interpreter flushes what is left when it exits, and would complain."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # not a real file, as in a test: nothing is left to flush
+        pass

@@ -1,0 +1,24 @@
+"""Where the book's sources are: labs and chapters live in the repository, not in the installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddplab.cli.values import Problem
+
+
+def find(purpose: str, start: Path | None = None) -> Path:
+    """The checkout around `start` (default: the working folder), else the one this package runs from.
+
+    Raises Problem where there is neither; `purpose` says what it was wanted for.
+    """
+    here = (start or Path.cwd()).resolve()
+    package = Path(__file__).resolve().parents[1]
+    for folder in (here, *here.parents, package.parent):
+        if all((folder / part).exists() for part in ("_toc.yml", "book", "labs", "ddplab/__init__.py")):
+            return folder
+    raise Problem(
+        f"{purpose} needs a checkout of the repository (_toc.yml, book/ and labs/), and there is none in or above "
+        f"{here}; clone it and call ddplab there",
+        1,
+    )

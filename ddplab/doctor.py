@@ -1,0 +1,262 @@
+"""What this machine can run, and what is in the way: the facts behind `ddplab doctor`.
+
+`examine()` collects facts, `findings(facts)` judges them, `text(facts)` lays them out in 80 columns. torch is asked in
+a process of its own: a broken build, a driver that hangs or a CUDA context then cannot hurt the caller, such as a
+notebook.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from ddplab import __version__
+
+PACKAGES = ("torch", "numpy", "pandas", "jupyter-book", "papermill", "jupyterlab", "pyroute2")
+OLDEST_TORCH = (2, 9)
+MOST_RANKS = 16  # what the executor is tested with
+RANK_BYTES = 400 * 2**20  # a rank of the labs at its largest: torch, a 64 MiB tensor, its copy and gloo's buffers
+_PROBE_SECONDS = 120
+
+
+def examine(attempt: bool = True) -> dict:
+    """Facts about this machine as plain data (JSON-ready; bytes and seconds in the names, None for unknown).
+
+    With `attempt`, two ranks really sum a tensor on every backend that is present, which takes a few seconds.
+    """
+    probe = _start_probe(attempt)
+    facts = {
+        "ddplab": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "versions": {name: _version(name) for name in PACKAGES},
+        **_memory(),
+        "hosts_problem": _hosts_problem(),
+        "chromium": _chromium(),
+        "make": shutil.which("make"),
+    }
+    facts |= _finish_probe(probe)
+    gpus = len(facts["gpus"])
+    by_memory = facts["memory_available_bytes"] // RANK_BYTES if facts["memory_available_bytes"] else MOST_RANKS
+    works = {name: backend["available"] and not backend["problem"] for name, backend in facts["backends"].items()}
+    facts["ranks"] = {
+        "gloo": min(MOST_RANKS, max(1, by_memory)) if works["gloo"] else 0,
+        "nccl": gpus if works["nccl"] else 0,
+        "with_own_core": facts["cores"],
+    }
+    facts["findings"] = findings(facts)
+    return facts
+
+
+def findings(facts: dict) -> list[dict]:
+    """What is missing (the labs do not run without it) or limited (they run, with less), each with its remedy."""
+    found: list[dict] = []
+
+    def add(level: str, what: str, remedy: str) -> None:
+        found.append({"level": level, "what": what, "remedy": remedy})
+
+    versions, backends = facts["versions"], facts["backends"]
+    if facts["torch_problem"]:
+        add("missing", f"torch does not work: {facts['torch_problem']}", "pip install torch")
+    elif _numbers(versions["torch"]) < OLDEST_TORCH:
+        add("missing", f"torch {versions['torch']} is too old", "pip install 'torch>=2.9'")
+    for name, backend in backends.items():
+        if backend["problem"]:
+            add("missing", f"{name} does not work: {backend['problem']}", "see the message; the rest may still run")
+    if not facts["torch_problem"] and not backends["gloo"]["available"]:
+        add("missing", "this build of torch has no gloo", "install a build of torch with distributed support")
+    book = versions["jupyter-book"]
+    if book is None or _numbers(book) >= (2,):
+        what = f"jupyter-book {book} is another program" if book else "jupyter-book is not installed"
+        add("limited", what + "; the book cannot be built", "pip install 'jupyter-book<2'")
+    if facts["hosts_problem"]:
+        add("limited", "hosts with shaped links cannot be emulated", facts["hosts_problem"])
+    if not facts["chromium"]:
+        add("limited", "no Chromium was found; the browser tests cannot run", "install your system's chromium package")
+    if not facts["make"]:
+        add("limited", "no make was found", "install make, or use 'ddplab book'")
+    if facts["ranks"]["gloo"] == 1 and not backends["gloo"]["problem"]:
+        add("limited", "memory for one rank only", "close other programs, or use smaller sizes")
+    return found
+
+
+def text(facts: dict) -> str:
+    """The facts for a reader, at most 80 columns wide."""
+    ranks, gpus, gib = facts["ranks"], facts["gpus"], 2**30
+    total, free = facts["memory_total_bytes"], facts["memory_available_bytes"]
+    names = {name: sum(gpu["name"] == name for gpu in gpus) for name in dict.fromkeys(gpu["name"] for gpu in gpus)}
+    rows = {
+        "ddplab": facts["ddplab"],
+        "python": facts["python"],
+        **{name: version or "not installed" for name, version in facts["versions"].items()},
+        "system": facts["platform"],
+        "cores": str(facts["cores"]),
+        "memory": f"{free / gib:.1f} of {total / gib:.1f} GiB free" if total and free else "unknown",
+        "GPUs": ", ".join(f"{count} x {name}" for name, count in names.items()) or "none",
+        "gloo": _state(facts["backends"]["gloo"]),
+        "NCCL": _state(facts["backends"]["nccl"]),
+        "ranks that fit": f"{ranks['gloo']} with gloo on CPU, {ranks['nccl']} with NCCL (one a GPU); "
+        f"{ranks['with_own_core']} get a core of their own",
+        "4 ranks use": facts["auto"] or "unknown",
+        "emulated hosts": "not possible here, see below" if facts["hosts_problem"] else "possible",
+        "chromium": facts["chromium"] or "not found",
+    }
+    lines = [
+        textwrap.fill(f"{name:<16}{value}", 80, subsequent_indent=" " * 16, break_long_words=False)
+        for name, value in rows.items()
+    ]
+    for finding in facts["findings"]:
+        body = f"{finding['level']}: {finding['what']}. Remedy: {finding['remedy']}"
+        lines += ["", textwrap.fill(body, 80, subsequent_indent="  ", break_long_words=False)]
+    verdict = (
+        "Something is missing." if any(f["level"] == "missing" for f in facts["findings"]) else "The labs run here."
+    )
+    return "\n".join([*lines, "", verdict])
+
+
+def _state(backend: dict) -> str:
+    if not backend["available"]:
+        return "not in this build of torch"
+    name = f"{backend['version']}: " if backend["version"] else ""
+    if backend["problem"]:
+        return f"{name}does not work, see below"
+    if backend["seconds"] is None:
+        return f"{name}present, not tried"
+    return f"{name}works, tried now: 2 ranks started and summed a tensor in {backend['seconds']:.1f} s"
+
+
+def _numbers(version: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", (version or "0").split("+")[0])[:2])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory() -> dict:
+    """Total and available bytes; a container's own limit counts where it is smaller."""
+    total = available = None
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        total, available = min(total, limit), min(available, max(0, limit - used))
+    except (OSError, ValueError, KeyError):  # not Linux, no limit ("max"), or another cgroup version
+        if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"memory_total_bytes": total, "memory_available_bytes": available}
+
+
+def _hosts_problem() -> str | None:
+    try:
+        from ddplab.hosts import hosts_problem
+    except ImportError as error:
+        return f"{error}; install the requirements of ddplab"
+    return hosts_problem()
+
+
+def _chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def _start_probe(attempt: bool) -> subprocess.Popen:
+    code = f"from ddplab.doctor import probe_torch; probe_torch({attempt})"
+    home = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path},
+        text=True,
+        errors="replace",
+    )
+
+
+def _finish_probe(probe: subprocess.Popen) -> dict:
+    try:
+        out, err = probe.communicate(timeout=_PROBE_SECONDS)
+        return json.loads(out.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        problem = f"it did not answer within {_PROBE_SECONDS} s (a GPU driver that hangs?)"
+    except (IndexError, ValueError):
+        last = err.strip().splitlines()
+        problem = last[-1] if last else f"its process ended with code {probe.returncode}"
+    finally:
+        if probe.poll() is None:
+            probe.kill()
+            probe.wait()
+    absent = {"available": False, "version": None, "problem": None, "seconds": None}
+    return {"torch_problem": problem, "gpus": [], "auto": None, "backends": {"gloo": absent, "nccl": dict(absent)}}
+
+
+def probe_torch(attempt: bool) -> None:
+    """Print, as one line of JSON, what torch says about this machine. Run in a process of its own by `examine`."""
+    import torch
+    import torch.distributed as dist
+
+    from ddplab.launch import resolve_backend
+
+    present = {
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": dist.is_available() and dist.is_nccl_available(),
+    }
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if present["nccl"] and torch.cuda.is_available() else None
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    able = {"gloo": True, "nccl": len(gpus) >= 2}
+    backends = {}
+    for name in present:
+        problem = seconds = None
+        if attempt and present[name] and able[name]:
+            problem, seconds = _attempt("cuda" if name == "nccl" else "cpu")
+        backends[name] = {
+            "available": present[name],
+            "version": nccl if name == "nccl" else None,
+            "problem": problem,
+            "seconds": seconds,
+        }
+    facts = {
+        "torch_problem": None,
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
+        "auto": " on ".join(resolve_backend(4)),
+        "backends": backends,
+    }
+    print(json.dumps(facts))
+
+
+def _attempt(device: str) -> tuple[str | None, float | None]:
+    from ddplab.launch import launch
+
+    start = time.perf_counter()
+    try:
+        sums = launch(_sum_of_ranks, device, ranks=2, device=device, show=False, timeout=60)
+    except Exception as error:  # whatever it is, the reader wants to know it, and the other facts too
+        return str(error).strip().splitlines()[-1], None
+    if sums != [3.0, 3.0]:
+        return f"1 + 2 came out as {sums}", None
+    return None, time.perf_counter() - start
+
+
+def _sum_of_ranks(device: str) -> float:
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor([dist.get_rank() + 1.0], device=device)
+    dist.all_reduce(value)
+    return value.item()
