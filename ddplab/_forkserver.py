@@ -1,0 +1,134 @@
+"""The warm process that ranks are forked from: it has torch loaded, so a launch costs milliseconds instead of seconds.
+
+One fork server belongs to one caller process. It is started by `subprocess` (so the caller may have threads, a CUDA
+context or a notebook's event loop) and imports torch once. A launch is one connection handed to it: the server forks
+a *supervisor* for that connection, and the supervisor forks the ranks (`_supervisor.py`). Nothing is left on disk and
+nothing listens: all talk goes over unnamed socket pairs. When the caller goes away, for whatever reason, the server
+sees it and exits; supervisors and ranks die with their parent.
+
+`multiprocessing` has a fork server too. This one is separate because that one re-runs the caller's script in each
+child, keeps a socket file in the temporary folder that a killed caller leaves behind, and is shared with whatever
+else the caller uses multiprocessing for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_START, _PRELOAD = b"s", b"p"
+_PARENT_CHECK_S = 5.0
+
+_lock = threading.Lock()
+_server: ForkServer | None = None
+
+
+class ForkServer:
+    """The caller's end: starts the server process and opens connections to new supervisors."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.control, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parent.parent)
+        code = f"import sys; sys.path.insert(0, {root!r}); from ddplab._forkserver import serve"
+        code += f"; serve({theirs.fileno()})"
+        # One thread while forking: OpenBLAS and OpenMP would start a pool at import.
+        single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal and a kernel interrupt go to the caller alone
+                env={**os.environ, **single},
+            )
+
+    def usable(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def connect(self) -> Connection:
+        """A connection whose other end is a supervisor forked for it."""
+        mine, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.control, [_START], [theirs.fileno()])
+        return Connection(mine.detach())
+
+    def preload_dynamo(self) -> None:
+        with contextlib.suppress(OSError):
+            self.control.send(_PRELOAD)
+
+    def close(self) -> None:
+        self.control.close()
+        if self.owner == os.getpid():
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def fork_server() -> ForkServer:
+    """The fork server of this process, started on first use and again if it died. Safe to call from any thread."""
+    global _server
+    with _lock:
+        if _server is None or not _server.usable():
+            if _server is None:
+                atexit.register(stop)
+            else:
+                _server.close()
+            _server = ForkServer()
+        return _server
+
+
+def stop() -> None:
+    """End the fork server, if there is one; the next launch starts a new one."""
+    global _server
+    with _lock:
+        if _server is not None:
+            _server.close()
+            _server = None
+
+
+def serve(fd: int) -> None:
+    """The server process: fork one supervisor for each connection that arrives on the socket `fd`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
+    parent = os.getppid()
+    control = socket.socket(fileno=fd)
+
+    import torch  # noqa: F401  (loaded here so that every rank has it already)
+    import torch.distributed  # noqa: F401
+
+    from ddplab._supervisor import supervise
+
+    while os.getppid() == parent:  # a child that the caller forked may keep the socket open after the caller died
+        if not select.select([control], [], [], _PARENT_CHECK_S)[0]:
+            continue
+        message, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            break
+        if message == _PRELOAD:
+            # DDP and every optimizer import this (seconds) on first use; once one launch needed it, the next has it.
+            with contextlib.suppress(Exception):
+                import torch._dynamo  # noqa: F401
+            continue
+        if os.fork() == 0:
+            code = 1
+            try:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                supervise(Connection(fds[0]))
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(fds[0])
+    os._exit(0)
