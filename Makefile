@@ -1,0 +1,44 @@
+# make book            build everything, run every notebook, make the pages (QUICK=0: the full grids)
+# make test            the same set-up, then every test
+# make lab             JupyterLab on the exercise versions of the labs
+# Notebook parameters: make book QUICK=0 RANKS=8 DEVICE=cuda LINK=10gbit
+
+PYTHON ?= python3
+QUICK  ?= 1
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+# one cell may take 10 minutes in the quick edition, an hour with the full grids
+LIMIT  := $(if $(filter 0,$(QUICK)),3600,600)
+GIVEN  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),-p $(name) $($(name))))
+
+.DELETE_ON_ERROR:
+.PHONY: book test lab lint clean
+
+book: $(STAMP)
+	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(GIVEN)
+
+test: $(STAMP) .venv/.installed-dev
+	$(BIN)/python -m pytest $(GIVEN) $(ARGS)
+
+lab: $(STAMP)
+	$(BIN)/ddplab labs
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf _build
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("ddplab needs Python 3.11 or newer, and this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+
+# pip shows its own progress; nothing is installed again while the requirements stay the same
+$(STAMP): requirements.txt pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install -r requirements.txt -e .
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.txt $(STAMP)
+	$(BIN)/python -m pip install -r requirements-dev.txt
+	@touch $@

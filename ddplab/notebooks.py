@@ -1,0 +1,188 @@
+"""Execute every notebook of the book with papermill, once, into `_build/executed`; the book is built from there.
+
+So the page that a reader sees is the run that the tests checked. papermill lets three things pass in silence: an
+unknown parameter, `sys.exit(0)` in the middle of a notebook, and a cell that never ran. Here each fails, by name.
+
+    python -m ddplab.notebooks .                        # every notebook of _toc.yml; unchanged ones are kept
+    python -m ddplab.notebooks . --build -p QUICK 0     # the full grids, then the HTML pages
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from papermill.exceptions import PapermillExecutionError, strip_color
+from traitlets.config import Config
+
+from ddplab.exercises import write_exercises
+from ddplab.pages import PageError, convert, pages, parameters, read
+from ddplab.stage import build_html, fingerprint, mirror
+
+
+@dataclass
+class Result:
+    """What became of one notebook: `error` is None where every cell ran; `output` is the executed or failed copy."""
+
+    page: str
+    seconds: float
+    error: str | None
+    output: Path
+    kept: bool = False
+
+
+@contextlib.contextmanager
+def _kernel_environment() -> Iterator[Config]:
+    """The kernel of this very environment, over Unix sockets: no TCP port, nothing left in the notebook's folder."""
+    saved = dict(os.environ)
+    # A python3 kernel in the home folder must not win over this one.
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    # Where pytest shows through, ipykernel does not capture what subprocesses print.
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    with tempfile.TemporaryDirectory(prefix="ddplab-k") as sockets:
+        try:
+            yield Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/k"}})
+        finally:
+            os.environ.clear()
+            os.environ.update(saved)
+
+
+def _why(error: Exception, nb: nbformat.NotebookNode, page: str, timeout: float) -> str:
+    """One message for whatever ended a run: the page, the cell, then the error itself."""
+    at, seconds = "before the first cell", 0.0
+    for cell in nb.cells:
+        mark = cell.metadata.get("papermill", {})
+        # papermill marks a cell that its kernel died in as completed, with nothing said by the kernel
+        if mark.get("exception") or mark.get("status") in ("running", "failed", "completed"):
+            at, seconds = cell.metadata.get("at", "the injected parameters"), mark.get("duration") or 0.0
+    if isinstance(error, PapermillExecutionError) and seconds < timeout:
+        trace = strip_color("\n".join(error.traceback)).strip() or f"{error.ename}: {error.evalue}"
+        return f"{page}, {at}: {error.ename}: {error.evalue}\n{trace}"
+    if isinstance(error, PapermillExecutionError) or "Timeout" in type(error).__name__:
+        trace = strip_color("\n".join(getattr(error, "traceback", []))).strip()
+        return f"{page}, {at}: interrupted after {timeout:g} s (the limit for one cell)\n{trace}"
+    if type(error).__name__ == "DeadKernelError":
+        return f"{page}, {at}: the kernel died (a crash, os._exit, or out of memory)"
+    return f"{page}, {at}: {type(error).__name__}: {error}"
+
+
+def _unexecuted(nb: nbformat.NotebookNode, page: str) -> str | None:
+    for cell in nb.cells:
+        if cell.cell_type == "code" and cell.source.strip():
+            where = f"{page}, {cell.metadata.get('at')}"
+            for output in cell.outputs:
+                if output.output_type == "error":
+                    return f"{where}: {output.ename} ended the notebook here; the later cells never ran"
+            if cell.execution_count is None:
+                return f"{where}: the cell never ran"
+    return None
+
+
+def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600, force: bool = True) -> Result:
+    """Run one notebook in its own folder with a fresh kernel; `values` are the parameters to inject.
+
+    The executed copy replaces an older one only when every cell ran. Otherwise the failed copy stays, with its
+    traceback, under `_build/failed`. `timeout` is in seconds, for each cell.
+    """
+    page, nb = path.relative_to(root).as_posix(), read(path)
+    out = (root / "_build/executed" / page).with_suffix(".ipynb")
+    key = fingerprint(root, path, values)
+    if not force and out.exists() and nbformat.read(out, 4).metadata.get("ddplab", {}).get("key") == key:
+        return Result(page, 0.0, None, out, kept=True)
+    work = (root / "_build/failed" / page).with_suffix(".ipynb")
+    work.parent.mkdir(parents=True, exist_ok=True)
+    out.unlink(missing_ok=True)
+    nbformat.write(nb, work)
+    name = str(work).replace("{", "{{").replace("}", "}}")  # papermill formats its paths
+    late = {"ename": "CellTimeout", "evalue": f"interrupted after {timeout:g} s", "traceback": []}
+    start, error = time.perf_counter(), None
+    with _kernel_environment() as config:
+        try:
+            papermill.execute_notebook(
+                name, name, values, kernel_name="python3", language="python", cwd=str(path.parent), progress_bar=False,
+                execution_timeout=timeout, interrupt_on_timeout=True, error_on_timeout=late, start_timeout=120,
+                config=config,
+            )  # fmt: skip
+        except Exception as problem:  # whatever papermill or the kernel did, the other notebooks still run
+            error = _why(problem, nbformat.read(work, 4), page, timeout)
+    seconds = time.perf_counter() - start
+    nb = nbformat.read(work, 4)
+    error = error or _unexecuted(nb, page)
+    if error:
+        return Result(page, seconds, error, work)
+    for i, cell in enumerate(nb.cells):  # timestamps and absolute paths would make every run a different page
+        for noise in ("papermill", "execution", "at"):
+            cell.metadata.pop(noise, None)
+        cell["id"] = f"cell-{i}"
+        if "injected-parameters" in cell.metadata.tags:
+            cell.metadata.tags.append("hide-input")
+    nb.metadata.pop("papermill", None)
+    nb.metadata["ddplab"] = {"key": key}
+    nbformat.write(nb, work)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(work, out)
+    return Result(page, seconds, None, out)
+
+
+def execute_all(
+    root: Path, given: dict[str, str], timeout: float = 600, force: bool = False, say: Callable[[str], None] = print
+) -> list[Result]:
+    """Run every notebook of `_toc.yml` and mirror the other files: `_build/executed` is then ready for jupyter-book.
+
+    `given` maps parameter names to text, as on the command line. A name that no notebook has is a PageError; a notebook
+    is given only those it has.
+    """
+    sources = pages(root)
+    known = {p: parameters(nb, p.relative_to(root).as_posix()) for p in sources if (nb := read(p)) is not None}
+    for name in given:
+        if not any(name in names for names in known.values()):
+            have = "; ".join(f"{p.relative_to(root)} has {', '.join(names) or 'none'}" for p, names in known.items())
+            raise PageError(f"no notebook has a parameter {name}: {have}")
+    results = []
+    for path, defaults in known.items():
+        page = path.relative_to(root).as_posix()
+        values = {n: convert(page, n, text, defaults[n]) for n, text in given.items() if n in defaults}
+        changed = {n: v for n, v in values.items() if v != defaults[n]}
+        results.append(r := execute(root, path, changed, timeout, force))
+        time_taken = "unchanged, kept" if r.kept else f"{r.seconds:6.1f} s"
+        say(f"FAILED {r.error}" if r.error else f"  {page:<28} {time_taken}")
+    labs = [path for path in known if path.parent == root / "labs"]
+    mirror(root, set(known), keep=write_exercises(labs, root / "_build/executed/labs/exercises"))
+    return results
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ddplab.notebooks", description=__doc__.split("\n")[0])
+    parser.add_argument("root", type=Path, help="the folder of _toc.yml")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="set a parameter")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one cell (default 600)")
+    parser.add_argument("--force", action="store_true", help="run unchanged notebooks too")
+    parser.add_argument("--build", action="store_true", help="build the HTML pages afterwards")
+    args = parser.parse_args(argv)
+    try:
+        root = args.root.resolve()
+        results = execute_all(root, dict(args.p), args.timeout, args.force, lambda line: print(line, flush=True))
+        failed = [r for r in results if r.error]
+        if failed:
+            names = ", ".join(r.page for r in failed)
+            raise PageError(f"{len(failed)} of {len(results)} notebooks failed: {names}; see _build/failed")
+        if args.build:
+            print(f"The book: {build_html(root)}")
+    except PageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
