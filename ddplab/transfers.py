@@ -149,12 +149,12 @@ class Schedule:
         )
 
 
-def count(value: Any, what: str) -> int:
-    """`value` as an int of at least 1; `what` begins the ScheduleError otherwise."""
+def count(value: Any, what: str, least: int = 1, error: type[ValueError] = ScheduleError) -> int:
+    """`value` as an int of at least `least`; otherwise an error whose sentence begins with `what`."""
     try:
         number = operator.index(value)
     except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, (bool, np.bool_)):
-        raise ScheduleError(f"{what} must be a whole number of at least 1, not {value!r}.")
+        number = least - 1
+    if number < least or isinstance(value, (bool, np.bool_)):
+        raise error(f"{what} must be a whole number of at least {least}, not {value!r}.")
     return number
