@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-import textwrap
 from pathlib import Path
 
 from ddplab.cli import output
@@ -46,8 +45,10 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         output.print_json({"labs": rows})
         return
+    width = max(map(len, labs))
     for row in rows:
-        print(textwrap.shorten(f"{row['name']}  {row['title']}", 80, placeholder=" ..."))
+        line = f"{row['name']:<{width}}  {row['title']}"
+        print(line if len(line) <= 80 else line[:76] + " ...")
 
 
 def _title(path: Path) -> str:
@@ -107,8 +108,8 @@ def _copy(labs: list[Path], folder: Path, force: bool, root: Path) -> None:
 
 def _move(new: list[Path], draft: Path, folder: Path) -> None:
     """Move each file to its place; if one cannot be moved, put everything back as it was."""
-    backup = draft / ".backup"
-    done: list[Path] = []
+    backup, done = draft / ".backup", []
+    made = [folder / "data"] if not (folder / "data").exists() else []
     try:
         for path in new:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,7 @@ def _move(new: list[Path], draft: Path, folder: Path) -> None:
                 os.replace(backup / path, folder / path)
             elif not (draft / path).exists():
                 (folder / path).unlink(missing_ok=True)
+        _unmake(made)
         raise
 
 

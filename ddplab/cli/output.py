@@ -21,7 +21,7 @@ def cell(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if isinstance(value, float):
-        return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:#.4g}".rstrip(".")
     return str(value)
 
 

@@ -69,24 +69,26 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds. Raises ArgumentTypeError."""
+    """A positive time, in the unit that the option names. Raises ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time; give seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time; give a number above 0")
     return value
 
 
 def link(text: str):
-    """A `ddplab.Link`: 1gbit, 25GB/s, 100 MB/s. Raises ArgumentTypeError."""
-    from ddplab.cost import Link  # numpy, which --help does not need
+    """A `ddplab.Link`: 1gbit, 25GB/s, 100 MB/s, or one of FIELD_LINKS by name. Raises ArgumentTypeError."""
+    from ddplab.link import FIELD_LINKS, Link  # numpy, which --help does not need
 
+    if text.lower() in FIELD_LINKS:
+        return FIELD_LINKS[text.lower()]
     try:
         return Link.parse(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def one_of(known: Iterable[str], what: str):
