@@ -1,4 +1,4 @@
-"""What a collective costs: `predict` any schedule, the ring in closed form, and `fit`, from measured times to the model.
+"""What a collective costs: `predict` any schedule, the ring in closed form, and `fit` the model to measured times.
 
 The model itself is in `ddplab.pricing`, links and topologies in `ddplab.link`.
 """
@@ -50,8 +50,8 @@ def ring_seconds(n: int, nbytes: float, link: Link) -> float:
 class Fit:
     """seconds = alpha * steps + beta * bytes through the busiest link of each step.
 
-    alpha_s: seconds a step.  beta_s_per_byte: seconds a payload byte.  residuals: measured over fitted minus 1, float64,
-    one a point, in the order given.
+    alpha_s: seconds a step.  beta_s_per_byte: seconds a payload byte.  residuals: measured over fitted minus 1, one a
+    point, in the order given, float64.
     """
 
     family: str
@@ -99,9 +99,7 @@ def fit(points: Iterable[Sequence[float]], family: str | Builder = "ring") -> Fi
     if isinstance(family, str):
         names = ("ring", "star", "chain", "direct", "tree", "halving_doubling")
         if family not in names:
-            raise ValueError(
-                f"There is no schedule family {family!r}: name one of {', '.join(names)}, or pass a builder."
-            )
+            raise ValueError(f"No schedule family is called {family!r}: take {', '.join(names)}, or pass a builder.")
         family = getattr(builders, family)
     points = [_point(i, point) for i, point in enumerate(points)]
     if len(points) < _LEAST_POINTS:

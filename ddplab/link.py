@@ -25,9 +25,9 @@ class Link:
     """One full-duplex link.
 
     rate_Bps: bytes a second on the wire.  latency_s: seconds that a step costs before its first byte; the default, 50
-    microseconds, is assumed (one TCP message between neighbours): `fit` finds yours.  wire_efficiency: payload over wire
-    bytes.  burst_bytes: wire bytes that an idle link lets through at once, as a token-bucket filter does; 0 for a real
-    link.  name: for tables.  Raises ValueError for a number that no link can have.
+    microseconds, is assumed (one TCP message between neighbours): `fit` finds yours.  wire_efficiency: payload over
+    wire bytes.  burst_bytes: wire bytes that an idle link lets through at once, as a token-bucket filter does; 0 for a
+    real link.  name: for tables.  Raises ValueError for a number that no link can have.
     """
 
     rate_Bps: float
@@ -57,9 +57,9 @@ class Link:
     def parse(cls, text: str | Link, **fields: float) -> Link:
         """A link from text: bits as in "1gbit", "1 gbps", "10 Gbit/s", "10GbE"; bytes as in "25GB/s", "100 MB/s".
 
-        A single small b means bits, a capital B bytes ("1 gbps" is 0.125 GB/s, other than in `tc`, where bps means bytes
-        a second). k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024; their case does not matter. `fields` sets the
-        others, such as latency_s. Raises ValueError with examples for anything else.
+        A single small b means bits, a capital B bytes: "1 gbps" is 0.125 GB/s (but `tc` calls bytes a second bps).
+        k, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024; their case does not matter. `fields` sets the others,
+        such as latency_s. Raises ValueError with examples for anything else.
         """
         if isinstance(text, Link):
             return replace(text, **fields)

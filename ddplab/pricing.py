@@ -1,8 +1,8 @@
 """What a schedule costs on a topology: the alpha-beta model, summed over steps, and the bytes on every link.
 
-Steps are synchronised: a step begins when the one before is over everywhere. It costs the latency alpha, then as long as
-its most loaded link needs. Nothing else is in the model: sums are hidden behind transfers, hosts have time to send, the
-switch has no limit of its own. A step that carries no byte costs nothing.
+Steps are synchronised: a step begins when the one before is over everywhere. It costs the latency alpha, then as long
+as its most loaded link needs. Nothing else is in the model: sums are hidden behind transfers, hosts have time to send,
+the switch has no limit of its own. A step that carries no byte costs nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LinkKey = tuple[str, int, str]
 class Prediction:
     """What the model says of one all-reduce. Nothing in it was measured.
 
-    seconds: the whole all-reduce.  step_seconds: float64 (steps,), sums to `seconds`.  bytes_sent: int64 (ranks,), payload
-    that each rank sends, also to ranks on its own host.  bytes_per_link: payload by ("host", i, "up" or "down"), and by
-    ("rank", r, "up" or "down") for the links inside a host where the topology has them.
+    seconds: the whole all-reduce.  step_seconds: float64 (steps,), sums to `seconds`.  bytes_sent: int64 (ranks,),
+    payload that each rank sends, also to ranks on its own host.  bytes_per_link: payload by ("host", i, "up" or
+    "down"), and by ("rank", r, "up" or "down") for the links inside a host where the topology has them.
     """
 
     schedule: str
@@ -71,11 +71,11 @@ class Prediction:
         return f"<Prediction: {self}>"
 
 
-def predict(schedule: Schedule, nbytes: int, topology: Topology | Any = Topology(), itemsize: int = 1) -> Prediction:
+def predict(schedule: Schedule, nbytes: int, topology: Topology | Any, itemsize: int = 1) -> Prediction:
     """Seconds and bytes of `schedule` on a buffer of `nbytes` bytes over `topology`.
 
-    topology: as many ranks as the schedule has; or an object with a `.topology`, such as `ddplab.Hosts`.  itemsize: bytes
-    of one element; chunks are cut between elements, as they are when the schedule runs, so their sizes are exact.
+    topology: as many ranks as the schedule has; or an object with a `.topology`, such as `ddplab.Hosts`.  itemsize:
+    bytes of one element; chunks are cut between elements, as when the schedule runs, so their sizes are exact.
     A link with a burst is a token bucket: it starts full, refills while it idles (also during alpha), and what it holds
     passes at once. Raises ValueError where ranks, bytes or item size do not fit.
     """
