@@ -17,6 +17,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ddplab._links import CLONE_NEWNET, CLONE_NEWUSER, enter
 from ddplab._supervisor import die_with_parent
 
 _current: int | None = None  # the number of this rank, None outside one
@@ -34,6 +35,8 @@ def run_rank(
     """Run the request's function as this rank; never returns."""
     global _current
     os.setpgid(0, 0)
+    if request["hosts"]:
+        _move_to_host(*request["hosts"][rank])
     die_with_parent(supervisor)
     _current = rank
     _redirect(out)
@@ -66,6 +69,13 @@ def run_rank(
     os._exit(0)
 
 
+def _move_to_host(user: str | None, net: str) -> None:
+    """Enter an emulated host. First thing after the fork: a user namespace takes only a process with one thread."""
+    fds = [(os.open(path, os.O_RDONLY), flag) for path, flag in ((user, CLONE_NEWUSER), (net, CLONE_NEWNET)) if path]
+    for fd, flag in fds:
+        enter(fd, flag)
+
+
 def _redirect(out: int) -> None:
     """Send file descriptors 1 and 2 to the pipe `out` (so C code is captured too), and give the rank an empty stdin."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -82,6 +92,8 @@ def _call(rank: int, request: dict[str, Any], meeting: str, tell: Any) -> bytes:
     os.environ.clear()
     os.environ.update(request["env"])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
+    if request["hosts"]:
+        os.environ["DDPLAB_HOST"] = request["hosts"][rank][1]
     os.chdir(request["cwd"])
     sys.path[:] = request["path"]
     for name, lines in request["sources"].items():  # the text of notebook cells, so that tracebacks show it

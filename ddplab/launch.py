@@ -98,6 +98,7 @@ def launch(
         "sources": {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None},
         "call": cloudpickle.dumps((fn, args)),
         "backend": backend,
+        "hosts": [hosts.namespaces(r) for r in range(ranks)] if hosts is not None else None,
         "seed": seed,
     }
     outcome, reports = _converse(pickle.dumps(request))
