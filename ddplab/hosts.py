@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddplab._links import read_counters
 
 if TYPE_CHECKING:
-    from ddplab.cost import Link
+    from ddplab.cost import Link, Topology
 
 DEVICE = "e0"  # each host's network device
 _MOST_HOSTS = 64
@@ -54,10 +54,9 @@ class Hosts:
         for name, value, most in (("n", n, _MOST_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise ValueError(f"Hosts: {name} is a whole number from 1 to {most}, not {value!r}")
-        if isinstance(link, str):
-            from ddplab.cost import Link
+        from ddplab.cost import Link
 
-            link = Link.parse(link)
+        link = Link.parse(link).emulated()  # with the burst of the token bucket that shapes it
         if link.rate_Bps > _MOST_BPS:
             raise ValueError(f"Hosts: a link of {link.rate_Bps * 8 / 1e9:g} Gbit/s is over the 34 Gbit/s that tbf shapes")
         self.n, self.link, self.ranks_per_host = n, link, ranks_per_host
@@ -68,6 +67,13 @@ class Hosts:
     @property
     def ranks(self) -> int:
         return self.n * self.ranks_per_host
+
+    @property
+    def topology(self) -> Topology:
+        """What `predict` needs to know of these hosts; `predict(schedule, nbytes, hosts)` takes it from here."""
+        from ddplab.cost import Topology
+
+        return Topology(self.n, self.ranks_per_host, self.link)
 
     def __enter__(self) -> Hosts:
         if self._holder is not None:

@@ -77,8 +77,8 @@ class Link:
         return cls(rate, **{"name": text.strip(), **fields})
 
     def emulated(self) -> Link:
-        """This link as `ddplab.Hosts` emulates it: with the burst of its token-bucket filter."""
-        return replace(self, burst_bytes=EMULATED_BURST_BYTES)
+        """This link as `ddplab.Hosts` emulates it: a token-bucket filter, with a burst of 128 KiB if it has none yet."""
+        return self if self.burst_bytes else replace(self, burst_bytes=EMULATED_BURST_BYTES)
 
     def __str__(self) -> str:
         return self.name or f"{self.rate_Bps / 1e9:g} GB/s"

@@ -125,9 +125,9 @@ class Schedule:
 
     def figure(self) -> Any:
         """A stepper that the reader drives, in a live notebook and on a static page."""
-        from ddplab.figures import RingStepper
+        from ddplab.figures import figure_of
 
-        return RingStepper(schedule=self)
+        return figure_of(self)
 
     def _key(self) -> tuple:
         return (self.name, self.ranks, self.chunks, *(getattr(self, c).tobytes() for c in Transfer._fields))
