@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 
 from ddplab import schedule as builders
 from ddplab.link import EMULATED_BURST_BYTES, FIELD_LINKS, TCP_EFFICIENCY, Link, Topology
 from ddplab.pricing import Prediction, predict
-from ddplab.transfers import Schedule, count
+from ddplab.transfers import Schedule, count, whole
 
 __all__ = [
     "EMULATED_BURST_BYTES",
@@ -41,7 +42,7 @@ def ring_seconds(n: int, nbytes: float, link: Link) -> float:
     One rank a host, no burst, chunks of equal size. Source: NCCL src/graph/tuning.cc:404-417; claim C27.
     """
     n = count(n, "ring_seconds' number of ranks", error=ValueError)
-    if not 0 <= nbytes < float("inf"):
+    if not isinstance(nbytes, Real) or not 0 <= nbytes < math.inf:
         raise ValueError(f"nbytes must be 0 or more, not {nbytes!r}.")
     return 2 * (n - 1) * (link.latency_s + nbytes / (n * link.payload_Bps)) if nbytes else 0.0
 
@@ -136,8 +137,8 @@ def _point(index: int, point: Sequence[float]) -> tuple[int, int, float]:
         ranks, nbytes, seconds = point
     except (TypeError, ValueError):
         raise ValueError(f"Point {index} must be (ranks, nbytes, seconds), not {point!r}.") from None
-    ranks = count(ranks, f"Point {index}'s ranks", least=2, error=ValueError)
-    nbytes = count(nbytes, f"Point {index}'s nbytes", error=ValueError)
-    if not 0 < seconds < math.inf:
+    ranks = count(whole(ranks), f"Point {index}'s ranks", least=2, error=ValueError)
+    nbytes = count(whole(nbytes), f"Point {index}'s nbytes", error=ValueError)
+    if not isinstance(seconds, Real) or not 0 < seconds < math.inf:
         raise ValueError(f"Point {index}'s seconds must be a positive number, not {seconds!r}.")
     return ranks, nbytes, float(seconds)

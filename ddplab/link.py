@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from ddplab.transfers import count
 
@@ -44,7 +45,7 @@ class Link:
             ("burst_bytes", lambda x: 0 <= x < math.inf, "a number of bytes, 0 or more"),
         ):
             value = getattr(self, field)
-            if isinstance(value, (str, bool)) or not legal(value):
+            if isinstance(value, bool) or not isinstance(value, Real) or not legal(value):
                 hint = "; Link.parse reads text" if isinstance(value, str) else ""
                 raise ValueError(f"A link's {field} must be {rule}, not {value!r}{hint}.")
 
@@ -77,7 +78,7 @@ class Link:
         return cls(rate, **{"name": text.strip(), **fields})
 
     def emulated(self) -> Link:
-        """This link as `ddplab.Hosts` emulates it: a token-bucket filter, with a burst of 128 KiB if it has none yet."""
+        """This link as `ddplab.Hosts` emulates it: a token-bucket filter, of 128 KiB if it has no burst yet."""
         return self if self.burst_bytes else replace(self, burst_bytes=EMULATED_BURST_BYTES)
 
     def __str__(self) -> str:

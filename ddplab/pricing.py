@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddplab.link import Link, Topology
-from ddplab.transfers import Schedule, count
+from ddplab.transfers import Schedule, count, whole
 
 LinkKey = tuple[str, int, str]
 
@@ -80,8 +80,11 @@ def predict(schedule: Schedule, nbytes: int, topology: Topology | Any, itemsize:
     passes at once. Raises ValueError where ranks, bytes or item size do not fit.
     """
     topology = getattr(topology, "topology", topology)
-    nbytes = int(nbytes) if isinstance(nbytes, float) and nbytes.is_integer() else nbytes
-    nbytes = count(nbytes, "nbytes", least=0, error=ValueError)
+    if not isinstance(schedule, Schedule) or not isinstance(topology, Topology):
+        raise TypeError(
+            f"predict(schedule, nbytes, topology) got {type(schedule)} and {type(topology)} as first and last."
+        )
+    nbytes = count(whole(nbytes), "nbytes", least=0, error=ValueError)
     itemsize = count(itemsize, "itemsize", error=ValueError)
     if nbytes % itemsize:
         raise ValueError(f"{nbytes} bytes are not a whole number of elements of {itemsize} bytes.")

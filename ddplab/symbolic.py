@@ -147,8 +147,8 @@ def _owners(complete: np.ndarray) -> list[int | None | tuple[int, ...]]:
 
 
 def _claimed(owners: Sequence[int | None | Sequence[int]], schedule: Schedule) -> list[tuple[int, ...]]:
-    if len(owners) != schedule.ranks:
-        raise ScheduleError(f"owners must have one entry a rank: {schedule.ranks}, not {len(owners)}.")
+    if not hasattr(owners, "__len__") or len(owners) != schedule.ranks:
+        raise ScheduleError(f"owners must be a list with one entry for each of {schedule.ranks} ranks, not {owners!r}.")
     claims = [() if o is None else tuple(o) if isinstance(o, (tuple, list)) else (o,) for o in owners]
     for rank, chunks in enumerate(claims):
         for chunk in chunks:

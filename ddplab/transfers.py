@@ -79,10 +79,10 @@ class Schedule:
     @classmethod
     def from_rows(cls, name: str, ranks: int, chunks: int, rows: Iterable[Sequence[int]]) -> Schedule:
         """A schedule from (step, src, dst, chunk, reduce) rows, e.g. `Transfer`s, in any order of steps."""
-        rows = [tuple(row) for row in rows]
+        rows = list(rows)
         for i, row in enumerate(rows):
-            if len(row) != 5:
-                raise ScheduleError(f"{name}, transfer {i}: needs (step, src, dst, chunk, reduce), got {row}.")
+            if not isinstance(row, (tuple, list, np.ndarray)) or len(row) != 5:
+                raise ScheduleError(f"{name}, transfer {i}: needs (step, src, dst, chunk, reduce), got {row!r}.")
         return cls(name, ranks, chunks, *(zip(*rows, strict=True) if rows else [()] * 5))
 
     @cached_property
@@ -158,3 +158,8 @@ def count(value: Any, what: str, least: int = 1, error: type[ValueError] = Sched
     if number < least or isinstance(value, (bool, np.bool_)):
         raise error(f"{what} must be a whole number of at least {least}, not {value!r}.")
     return number
+
+
+def whole(value: Any) -> Any:
+    """A float without a fraction as an int, such as 1e6 or a cell of a table; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
