@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddplab._links import read_counters
 
 if TYPE_CHECKING:
-    from ddplab.cost import Link, Topology
+    from ddplab.link import Link, Topology
 
 DEVICE = "e0"  # each host's network device
 _MOST_HOSTS = 64
@@ -54,11 +54,11 @@ class Hosts:
         for name, value, most in (("n", n, _MOST_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise ValueError(f"Hosts: {name} is a whole number from 1 to {most}, not {value!r}")
-        from ddplab.cost import Link
+        from ddplab.link import Link
 
         link = Link.parse(link).emulated()  # with the burst of the token bucket that shapes it
         if link.rate_Bps > _MOST_BPS:
-            raise ValueError(f"Hosts: a link of {link.rate_Bps * 8 / 1e9:g} Gbit/s is over the 34 Gbit/s that tbf shapes")
+            raise ValueError(f"Hosts: tbf shapes links up to 34 Gbit/s, not {link.rate_Bps * 8 / 1e9:g} Gbit/s")
         self.n, self.link, self.ranks_per_host = n, link, ranks_per_host
         self._lock = threading.Lock()
         self._holder: subprocess.Popen[str] | None = None
