@@ -8,24 +8,22 @@ notebook.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
-import time
 from pathlib import Path
 
 from ddplab import __version__
+from ddplab._torch_probe import finish, start
 
 PACKAGES = ("torch", "numpy", "pandas", "jupyter-book", "papermill", "jupyterlab", "pyroute2")
 OLDEST_TORCH = (2, 9)
 MOST_RANKS = 16  # what the executor is tested with
-RANK_BYTES = 400 * 2**20  # a rank of the labs at its largest: torch, a 64 MiB tensor, its copy and gloo's buffers
-_PROBE_SECONDS = 120
+# A forked rank has 60 MiB of its own (measured, torch 2.14 on Linux); the rest is five copies of a 64 MiB tensor, which
+# is what a benchmark of that size holds at once.
+RANK_BYTES = 400 * 2**20
 
 
 def examine(attempt: bool = True) -> dict:
@@ -33,7 +31,7 @@ def examine(attempt: bool = True) -> dict:
 
     With `attempt`, two ranks really sum a tensor on every backend that is present, which takes a few seconds.
     """
-    probe = _start_probe(attempt)
+    probe = start(attempt)
     facts = {
         "ddplab": __version__,
         "python": platform.python_version(),
@@ -44,8 +42,9 @@ def examine(attempt: bool = True) -> dict:
         "hosts_problem": _hosts_problem(),
         "chromium": _chromium(),
         "make": shutil.which("make"),
+        "gpu_devices": len(list(Path("/dev").glob("nvidia[0-9]*"))),
     }
-    facts |= _finish_probe(probe)
+    facts |= finish(probe)
     gpus = len(facts["gpus"])
     by_memory = facts["memory_available_bytes"] // RANK_BYTES if facts["memory_available_bytes"] else MOST_RANKS
     works = {name: backend["available"] and not backend["problem"] for name, backend in facts["backends"].items()}
@@ -75,12 +74,15 @@ def findings(facts: dict) -> list[dict]:
             add("missing", f"{name} does not work: {backend['problem']}", "see the message; the rest may still run")
     if not facts["torch_problem"] and not backends["gloo"]["available"]:
         add("missing", "this build of torch has no gloo", "install a build of torch with distributed support")
+    if facts["gpu_devices"] > len(facts["gpus"]):
+        what = f"{facts['gpu_devices']} NVIDIA GPUs are here, but torch sees {len(facts['gpus'])}"
+        add("limited", what, "install a CUDA build of torch that fits the driver, and check CUDA_VISIBLE_DEVICES")
     book = versions["jupyter-book"]
     if book is None or _numbers(book) >= (2,):
         what = f"jupyter-book {book} is another program" if book else "jupyter-book is not installed"
         add("limited", what + "; the book cannot be built", "pip install 'jupyter-book<2'")
     if facts["hosts_problem"]:
-        add("limited", "hosts with shaped links cannot be emulated", facts["hosts_problem"])
+        add("limited", facts["hosts_problem"], "see there; measurements over shaped links are left out until then")
     if not facts["chromium"]:
         add("limited", "no Chromium was found; the browser tests cannot run", "install your system's chromium package")
     if not facts["make"]:
@@ -99,6 +101,7 @@ def text(facts: dict) -> str:
         "ddplab": facts["ddplab"],
         "python": facts["python"],
         **{name: version or "not installed" for name, version in facts["versions"].items()},
+        "torch": f"{facts['versions']['torch'] or 'not installed'} ({facts['torch_build'] or 'does not work'})",
         "system": facts["platform"],
         "cores": str(facts["cores"]),
         "memory": f"{free / gib:.1f} of {total / gib:.1f} GiB free" if total and free else "unknown",
@@ -131,8 +134,8 @@ def _state(backend: dict) -> str:
     if backend["problem"]:
         return f"{name}does not work, see below"
     if backend["seconds"] is None:
-        return f"{name}present, not tried"
-    return f"{name}works, tried now: 2 ranks started and summed a tensor in {backend['seconds']:.1f} s"
+        return f"{name}present, not tried" + " (it takes a GPU a rank)" * (backend["version"] is not None)
+    return f"{name}works: 2 ranks summed a tensor (tried now; {backend['seconds']:.1f} s with their start)"
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
@@ -172,91 +175,3 @@ def _hosts_problem() -> str | None:
 def _chromium() -> str | None:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def _start_probe(attempt: bool) -> subprocess.Popen:
-    code = f"from ddplab.doctor import probe_torch; probe_torch({attempt})"
-    home = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": path},
-        text=True,
-        errors="replace",
-    )
-
-
-def _finish_probe(probe: subprocess.Popen) -> dict:
-    try:
-        out, err = probe.communicate(timeout=_PROBE_SECONDS)
-        return json.loads(out.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        problem = f"it did not answer within {_PROBE_SECONDS} s (a GPU driver that hangs?)"
-    except (IndexError, ValueError):
-        last = err.strip().splitlines()
-        problem = last[-1] if last else f"its process ended with code {probe.returncode}"
-    finally:
-        if probe.poll() is None:
-            probe.kill()
-            probe.wait()
-    absent = {"available": False, "version": None, "problem": None, "seconds": None}
-    return {"torch_problem": problem, "gpus": [], "auto": None, "backends": {"gloo": absent, "nccl": dict(absent)}}
-
-
-def probe_torch(attempt: bool) -> None:
-    """Print, as one line of JSON, what torch says about this machine. Run in a process of its own by `examine`."""
-    import torch
-    import torch.distributed as dist
-
-    from ddplab.launch import resolve_backend
-
-    present = {
-        "gloo": dist.is_available() and dist.is_gloo_available(),
-        "nccl": dist.is_available() and dist.is_nccl_available(),
-    }
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if present["nccl"] and torch.cuda.is_available() else None
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    able = {"gloo": True, "nccl": len(gpus) >= 2}
-    backends = {}
-    for name in present:
-        problem = seconds = None
-        if attempt and present[name] and able[name]:
-            problem, seconds = _attempt("cuda" if name == "nccl" else "cpu")
-        backends[name] = {
-            "available": present[name],
-            "version": nccl if name == "nccl" else None,
-            "problem": problem,
-            "seconds": seconds,
-        }
-    facts = {
-        "torch_problem": None,
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
-        "auto": " on ".join(resolve_backend(4)),
-        "backends": backends,
-    }
-    print(json.dumps(facts))
-
-
-def _attempt(device: str) -> tuple[str | None, float | None]:
-    from ddplab.launch import launch
-
-    start = time.perf_counter()
-    try:
-        sums = launch(_sum_of_ranks, device, ranks=2, device=device, show=False, timeout=60)
-    except Exception as error:  # whatever it is, the reader wants to know it, and the other facts too
-        return str(error).strip().splitlines()[-1], None
-    if sums != [3.0, 3.0]:
-        return f"1 + 2 came out as {sums}", None
-    return None, time.perf_counter() - start
-
-
-def _sum_of_ranks(device: str) -> float:
-    import torch
-    import torch.distributed as dist
-
-    value = torch.tensor([dist.get_rank() + 1.0], device=device)
-    dist.all_reduce(value)
-    return value.item()

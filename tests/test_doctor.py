@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab import doctor
+from ddplab import _torch_probe, doctor
 from ddplab.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +47,8 @@ def healthy() -> dict:
         "chromium": "/usr/bin/chromium",
         "make": "/usr/bin/make",
         "torch_problem": None,
+        "torch_build": "CUDA 13.0",
+        "gpu_devices": 2,
         "gpus": [{"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 80 * 2**30}] * 2,
         "auto": "gloo on cpu",
         "backends": {"gloo": dict(backend), "nccl": backend | {"version": "2.27.5"}},
@@ -83,7 +85,7 @@ def test_gpus_and_hosts_are_what_torch_and_the_kernel_say(facts):
 def test_a_healthy_machine_has_no_findings(healthy):
     assert doctor.findings(healthy) == []
     text = doctor.text(healthy)
-    assert "2 x NVIDIA A100" in text and "2.27.5: works, tried now" in text and text.endswith("The labs run here.")
+    assert "2 x NVIDIA A100" in text and "2.27.5: works: 2 ranks" in text and text.endswith("The labs run here.")
 
 
 BROKEN = {
@@ -97,7 +99,8 @@ BROKEN = {
     "no gloo": ({"backends.gloo.available": False}, "missing", "has no gloo"),
     "jupyter-book 2": ({"versions.jupyter-book": "2.0.1"}, "limited", "jupyter-book 2.0.1 is another program"),
     "no jupyter-book": ({"versions.jupyter-book": None}, "limited", "jupyter-book is not installed"),
-    "no hosts": ({"hosts_problem": "AppArmor forbids it; run sysctl -w x=0"}, "limited", "cannot be emulated"),
+    "no hosts": ({"hosts_problem": "AppArmor forbids it; run sysctl -w x=0"}, "limited", "AppArmor forbids it"),
+    "CPU build beside GPUs": ({"gpus": []}, "limited", "2 NVIDIA GPUs are here, but torch sees 0"),
     "no chromium": ({"chromium": None}, "limited", "no Chromium"),
     "no make": ({"make": None}, "limited", "no make"),
     "little memory": ({"ranks.gloo": 1}, "limited", "memory for one rank only"),
@@ -138,7 +141,7 @@ def test_exit_codes(healthy, monkeypatch, capsys):
 def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = doctor._finish_probe(doctor._start_probe(attempt=False))
+    found = _torch_probe.finish(_torch_probe.start(attempt=False))
     assert found["torch_problem"] == "ImportError: libcudart.so.13: cannot open shared object file"
     assert found["backends"]["gloo"]["available"] is False
 
@@ -146,9 +149,9 @@ def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch, tmp
 def test_a_torch_that_hangs_is_given_up(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("import threading; threading.Event().wait()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 1)
-    probe = doctor._start_probe(attempt=False)
-    assert "did not answer within 1 s" in doctor._finish_probe(probe)["torch_problem"]
+    monkeypatch.setattr(_torch_probe, "_PROBE_SECONDS", 1)
+    probe = _torch_probe.start(attempt=False)
+    assert "did not answer within 1 s" in _torch_probe.finish(probe)["torch_problem"]
     assert probe.poll() is not None
 
 
