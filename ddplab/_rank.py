@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import linecache
 import os
@@ -12,15 +13,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ddplab._links import CLONE_NEWNET, CLONE_NEWUSER, enter
+from ddplab._pickling import dumps
 from ddplab._supervisor import die_with_parent
-
-_current: int | None = None  # the number of this rank, None outside one
 
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out|socket timeout|remote process (has )?exited|"
@@ -33,15 +33,9 @@ def run_rank(
     rank: int, request: dict[str, Any], meeting: str, conn: Connection, out: int, stack: int, supervisor: int
 ) -> None:
     """Run the request's function as this rank; never returns."""
-    global _current
     os.setpgid(0, 0)
-    if request["hosts"]:
-        _move_to_host(*request["hosts"][rank])
-    die_with_parent(supervisor)
-    _current = rank
     _redirect(out)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.enable()
+    faulthandler.enable(file=stack)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
 
     def tell(kind: str, body: Any = None) -> None:
@@ -50,16 +44,16 @@ def run_rank(
         conn.send_bytes(pickle.dumps((kind, time.monotonic(), body)))
 
     try:
+        if request["hosts"]:
+            _move_to_host(*request["hosts"][rank])
+        die_with_parent(supervisor)  # after entering a user namespace, which would forget it
         value = _call(rank, request, meeting, tell)
     except BaseException as error:  # SystemExit too: a rank that leaves early has no result
         # Tell before anything is closed: closing makes the peers fail, and they would be heard first.
         tell("failed", {"secondary": is_consequence(error), **describe(error)})
         os._exit(1)
-    tell("returned", value)
-    try:
-        conn.recv_bytes()
-    except EOFError:
-        os._exit(1)
+    tell("returned", (value, "torch._dynamo" in sys.modules))
+    conn.recv_bytes()  # until all ranks have returned: nobody loses a peer that is merely faster
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -88,41 +82,70 @@ def _redirect(out: int) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")
 
 
-def _call(rank: int, request: dict[str, Any], meeting: str, tell: Any) -> bytes:
+def _call(rank: int, request: dict[str, Any], meeting: str, tell: Callable[..., None]) -> bytes:
+    ranks = request["ranks"]
     os.environ.clear()
     os.environ.update(request["env"])
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
+    os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE=f"{ranks}", LOCAL_WORLD_SIZE=f"{ranks}")
+    os.environ["DDPLAB_RANK"] = f"{rank}"
     if request["hosts"]:
         os.environ["DDPLAB_HOST"] = request["hosts"][rank][1]
     os.chdir(request["cwd"])
     sys.path[:] = request["path"]
     for name, lines in request["sources"].items():  # the text of notebook cells, so that tracebacks show it
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    join_group(rank, request["ranks"], request["backend"], request["timeout"], meeting)
-    tell("running")
+    if request["realtime"]:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     seed_everything(request["seed"] + rank)
     fn, args = pickle.loads(request["call"])
+    tell("joining")
+    import torch.distributed as dist
+
+    # Longer than the launch's own limit, which shows the stacks.
+    limit = timedelta(seconds=request["timeout"] + 30)
+    _start_group(
+        request["backend"], request["device"], limit, store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks
+    )
+    tell("running")
     value = fn(*args)
     try:
         return dumps(value)
     except Exception as error:
-        raise TypeError(
-            f"the result of rank {rank} (a {type(value).__name__}) cannot be sent back: {error}"
-        ) from None
+        message = f"the result of rank {rank} (a {type(value).__name__}) cannot be sent back: {error}"
+        raise TypeError(message) from None
 
 
-def join_group(rank: int, ranks: int, backend: str, timeout: float, meeting: str) -> None:
-    """Initialise `torch.distributed` as `rank` of `ranks`, meeting the others at a file: no port, no listener."""
+def _start_group(backend: str, device: str, limit: timedelta, **rendezvous: Any) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG was read when the fork server loaded torch
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-    # Longer than the launch's own limit, which shows the stacks.
-    limit = timedelta(seconds=timeout + 30)
-    dist.init_process_group(backend, store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks, timeout=limit)
+    dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG was read when torch was loaded
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    dist.init_process_group(backend, timeout=limit, **rendezvous)
+
+
+def join_job(
+    fn: Callable[..., Any], args: tuple[Any, ...], timeout: float, env: dict[str, str], device: str, seed: int
+) -> list[Any]:
+    """Be one rank of the torchrun job that started this process; every process returns all results.
+
+    The job's size counts, whatever `ranks` says. Its launcher ends the job if a rank fails.
+    """
+    import torch.distributed as dist
+
+    from ddplab.launch import resolve_backend
+
+    os.environ.update(env)
+    if not dist.is_initialized():
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+        _start_group(*resolve_backend(here, device), timedelta(seconds=timeout))
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+    seed_everything(seed + dist.get_rank())
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, dumps(fn(*args)))
+    return [pickle.loads(result) for result in results]
 
 
 def seed_everything(seed: int) -> None:
@@ -133,24 +156,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     numpy.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def dumps(value: Any) -> bytes:
-    """Pickle by value with cloudpickle; CUDA tensors become CPU tensors, so that the reader needs no GPU."""
-    import io
-
-    import cloudpickle
-    import torch
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor) and obj.is_cuda:
-                return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(2)
-            return super().reducer_override(obj)
-
-    buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
-    return buffer.getvalue()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -173,8 +178,10 @@ def is_consequence(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> dict[str, str]:
     """One line and the traceback of an error, without our own frames."""
-    shown = traceback.TracebackException.from_exception(error)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
     return {
-        "summary": "".join(traceback.format_exception_only(error)).strip().splitlines()[-1],
-        "traceback": "".join(shown.format()),
+        "summary": f"{type(error).__name__}: {error}".strip().splitlines()[0],
+        "traceback": "".join(traceback.format_exception(type(error), error, frames)) if frames else "",
     }

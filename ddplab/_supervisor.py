@@ -8,6 +8,7 @@ supervisor cannot outlive the fork server.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -25,6 +26,7 @@ _GRACE_S = 1.0  # after a real failure: time for the other ranks to fail in cons
 _SUSPICION_S = 10.0  # after a failure that looks like a consequence: time for the real one to be reported
 _EXIT_S = 10.0  # after all ranks returned: time to close the process group
 _STACK_S = 1.0
+_REPORTED = ("rank", "state", "time", "value", "dynamo", "failure", "status")
 
 
 def die_with_parent(parent: int) -> None:
@@ -55,7 +57,7 @@ class Output:
 
 @dataclass
 class Rank:
-    """What the supervisor knows of one rank. `state` is starting, running, returned, failed or died."""
+    """What the supervisor knows of one rank. `state`: starting, joining, running, then returned, failed or died."""
 
     rank: int
     pid: int
@@ -65,6 +67,7 @@ class Rank:
     state: str = "starting"
     time: float = 0.0
     value: bytes = b""
+    dynamo: bool = False  # it loaded torch._dynamo, as DDP and optimizers do
     failure: dict[str, Any] = field(default_factory=dict)
     status: int | None = None  # of waitpid, as an exit code or minus a signal; None while it lives
     output: Output = field(default_factory=Output)
@@ -72,7 +75,7 @@ class Rank:
 
     @property
     def pending(self) -> bool:
-        return self.state in ("starting", "running")
+        return self.state in ("starting", "joining", "running")
 
     def hear(self) -> None:
         """Take the messages that wait on the connection; close it at its end."""
@@ -81,7 +84,7 @@ class Rank:
                 kind, at, body = pickle.loads(self.conn.recv_bytes())
                 self.state, self.time = kind, at
                 if kind == "returned":
-                    self.value = body
+                    self.value, self.dynamo = body
                 elif kind == "failed":
                     self.failure = body
         except (EOFError, OSError):
@@ -96,29 +99,24 @@ class Rank:
             except BlockingIOError:
                 pass
 
-    def reap(self) -> None:
-        """Notice the rank's end, after taking what it sent before."""
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.hear()
-                self.status = os.waitstatus_to_exitcode(status)
-                if self.pending:
-                    self.state, self.time = "died", time.monotonic()
+    def look(self) -> None:
+        """Notice the rank's end, after taking what it sent before. It stays a zombie, so its number stays its own."""
+        if self.status is None and (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            self.hear()
+            self.status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            if self.pending:
+                self.state, self.time = "died", time.monotonic()
 
-    def kill(self) -> None:
-        """End the rank and the processes it started (its process group), and reap it."""
-        if self.status is None:
-            for target in (os.killpg, os.kill):  # the group exists only once the rank has made it
-                try:
-                    target(self.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def end(self) -> None:
+        """Kill the rank and what it started (its process group, which exists once the rank has made it); reap it."""
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
     def report(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self, name) for name in ("rank", "state", "time", "value", "failure", "status")},
+            **{name: getattr(self, name) for name in _REPORTED},
             "output": self.output.text(),
             "stack": self.stacks.text(),
         }
@@ -141,18 +139,17 @@ def supervise(caller: Connection) -> None:
     try:
         for r in range(request["ranks"]):
             ranks.append(_fork_rank(r, request, meeting, [caller, *(x.conn for x in ranks)]))
-        outcome = _watch(ranks, caller, wake_r, time.monotonic() + request["timeout"])
+        outcome, problem = _watch(ranks, caller, wake_r, time.monotonic() + request["timeout"]), None
+    except Exception as error:  # no memory or no processes left
+        outcome, problem = "broken", f"{type(error).__name__}: {error}"
     finally:
         for rank in ranks:
-            rank.kill()
+            rank.end()
+            rank.drain()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-    for rank in ranks:
-        rank.drain()
-    try:
-        caller.send_bytes(pickle.dumps((outcome, [rank.report() for rank in ranks])))
-    except OSError:
-        pass  # the caller is gone
+    with contextlib.suppress(OSError):  # the caller is gone
+        caller.send_bytes(pickle.dumps((outcome, problem or [rank.report() for rank in ranks])))
 
 
 def _meeting_place() -> tuple[str, str | None]:
@@ -214,7 +211,7 @@ def _watch(ranks: list[Rank], caller: Connection, wake: int, deadline: float) ->
         for rank in ranks:
             rank.drain()
             rank.hear()
-            rank.reap()
+            rank.look()
     if failures:
         return "failed"
     _let_go(ranks)
@@ -233,7 +230,7 @@ def _let_go(ranks: list[Rank]) -> None:
         wait([rank.out for rank in ranks if rank.status is None], timeout=0.005)
         for rank in ranks:
             rank.drain()
-            rank.reap()
+            rank.look()
 
 
 def _dump_stacks(pending: list[Rank]) -> None:

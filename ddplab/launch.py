@@ -9,59 +9,114 @@
     launch(mean_rank, ranks=4)      # [1.5, 1.5, 1.5, 1.5]
 
 The function travels by value, so it may be defined in a cell, be a lambda or close over local variables. The ranks
-are forked from a warm process that has torch loaded (`_forkserver.py`), watched by a supervisor (`_supervisor.py`) and
-leave nothing behind. They meet at a file without a name and talk over loopback, or over the links of emulated hosts.
+are forked from a warm process that has torch loaded (`_forkserver.py`), watched by a supervisor (`_supervisor.py`),
+and leave nothing behind. They meet at a file without a name and talk over loopback, or over the links of emulated
+hosts. In a job started by torchrun the same call joins that job instead.
 """
 
 from __future__ import annotations
 
 import linecache
+import math
 import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplab import _rank
+from ddplab import _report
 from ddplab._forkserver import fork_server
+from ddplab._pickling import pack
+from ddplab._rank import join_job
+from ddplab._report import RankError
 
 if TYPE_CHECKING:
     from ddplab.hosts import Hosts
 
+__all__ = ["RankError", "launch", "resolve_backend"]
 
-class RankError(RuntimeError):
-    """A rank failed. `.rank` is the one that failed first (None where it cannot be told), `.traceback` its traceback
-    (or the stacks of ranks that hang), `.consequences` one line for each other rank that failed because of it."""
-
-    def __init__(self, message: str, rank: int | None, traceback: str = "", consequences: list[str] | None = None):
-        super().__init__(message)
-        self.rank, self.traceback, self.consequences = rank, traceback, consequences or []
+_MOST_RANKS = 256
+_STOP_S = 5.0
 
 
-def gpu_count(env: Mapping[str, str] = os.environ) -> int:
-    """How many GPUs the ranks would see, found without creating a CUDA context (and without torch if none is here)."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
-        return 0
-    import torch
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int | None = None,
+    hosts: Hosts | None = None,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    device: str = "auto",
+    show: bool = True,
+    seed: int = 0,
+    realtime: bool = False,
+) -> list[Any]:
+    """Run `fn(*args)` on every rank and return the results in rank order.
 
-    count = torch.cuda.device_count()  # asks NVML
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible != os.environ.get("CUDA_VISIBLE_DEVICES"):
-        count = len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    return count
+    Inside, `torch.distributed` is initialised, torch uses one thread, and torch, numpy and random are seeded with
+    seed + rank. RANK, LOCAL_RANK and WORLD_SIZE are set.
+
+    ranks: processes; 4, or as many as `hosts` has places for.
+    hosts: run rank r on emulated host r // hosts.ranks_per_host instead of on this machine's loopback.
+    timeout: seconds until a launch that hangs ends with each rank's Python stack.
+    env: environment variables for the ranks, over those of this process at this moment. (What the fork server's torch
+        read when it was loaded, such as OMP_NUM_THREADS and TORCH_LOGS, no longer changes.)
+    device: see `resolve_backend`.  show: print what the ranks print, as "[rank] line", the first and last 8 kB each.
+    realtime: schedule the ranks before everything else on this machine (SCHED_RR; root only, for benchmarks).
+
+    Raises RankError if a rank raises, dies or does not answer in time; TypeError if `fn` or an argument cannot be
+    sent; ValueError for numbers that make no sense; RuntimeError inside a rank, which cannot launch ranks of its own.
+    """
+    if "DDPLAB_RANK" in os.environ:
+        raise RuntimeError(f"launch was called inside rank {os.environ['DDPLAB_RANK']}: a rank cannot launch ranks")
+    if not callable(fn):
+        raise TypeError(f"launch takes a function and its arguments, not {fn!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise ValueError(f"timeout is a positive number of seconds, not {timeout!r}")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if hosts is not None:
+            raise ValueError("this process belongs to a torchrun job, whose ranks cannot move to emulated hosts")
+        return join_job(fn, args, timeout, {**(env or {})}, device, seed)
+    ranks = _count_ranks(ranks, hosts)
+    if realtime and os.geteuid() != 0:
+        raise PermissionError("realtime=True needs root: only root may schedule before everything else")
+    backend, device = resolve_backend(ranks, device) if hosts is None else ("gloo", "cpu")
+    request = {
+        "ranks": ranks,
+        "timeout": timeout,
+        "env": _environment(hosts, backend, env or {}),
+        "cwd": os.getcwd(),
+        "path": list(sys.path),
+        "sources": {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None},
+        "call": pack(fn, args),
+        "backend": backend,
+        "device": device,
+        "hosts": [hosts.namespaces(r) for r in range(ranks)] if hosts is not None else None,
+        "seed": seed,
+        "realtime": realtime,
+    }
+    outcome, reports = _converse(pickle.dumps(request), show)
+    if outcome == "failed":
+        raise _report.failure(reports)
+    if outcome == "timeout":
+        raise _report.hang(reports, timeout)
+    if any(report["dynamo"] for report in reports):
+        fork_server().preload_dynamo()
+    return [pickle.loads(report["value"]) for report in reports]
 
 
 def resolve_backend(ranks: int, device: str = "auto") -> tuple[str, str]:
     """The backend and the device that `launch(ranks=ranks, device=device)` uses.
 
     ("nccl", "cuda") with one GPU a rank where there are enough GPUs; ("gloo", "cuda") where there are GPUs but not
-    enough (gloo stages the tensors through host memory, ranks share GPUs); ("gloo", "cpu") otherwise and for "cpu".
+    enough (gloo stages tensors through host memory, ranks share GPUs); ("gloo", "cpu") otherwise and for "cpu".
     ValueError for another device, and for "cuda" where there is no GPU.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f'device is "auto", "cpu" or "cuda", not {device!r}')
-    gpus = 0 if device == "cpu" else gpu_count()
+    gpus = 0 if device == "cpu" else _gpu_count()
     if device == "cuda" and gpus == 0:
         raise ValueError('device="cuda", but no GPU is visible here; device="auto" falls back to the CPU')
     if gpus == 0:
@@ -69,85 +124,71 @@ def resolve_backend(ranks: int, device: str = "auto") -> tuple[str, str]:
     return ("nccl" if gpus >= ranks else "gloo"), "cuda"
 
 
-def launch(
-    fn: Callable[..., Any],
-    *args: Any,
-    ranks: int = 4,
-    hosts: Hosts | None = None,
-    timeout: float = 60.0,
-    env: Mapping[str, str] | None = None,
-    device: str = "auto",
-    show: bool = True,
-    seed: int = 0,
-) -> list[Any]:
-    """Run `fn(*args)` on `ranks` processes and return their results in rank order."""
-    if _rank._current is not None:
-        raise RuntimeError(f"launch was called inside rank {_rank._current}: a rank cannot launch ranks of its own")
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"ranks is the number of processes, at least 1, not {ranks!r}")
-    backend, _ = ("gloo", "cpu") if hosts is not None else resolve_backend(ranks, device)
-    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "e0" if hosts is not None else "lo", **(env or {})}
-    import cloudpickle
+def _gpu_count() -> int:
+    """GPUs that torch sees, asked of NVML: no CUDA context here, and no torch where there is no GPU at all."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
+        return 0
+    import torch
 
-    request = {
-        "ranks": ranks,
-        "timeout": timeout,
-        "env": environ,
-        "cwd": os.getcwd(),
-        "path": list(sys.path),
-        "sources": {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None},
-        "call": cloudpickle.dumps((fn, args)),
-        "backend": backend,
-        "hosts": [hosts.namespaces(r) for r in range(ranks)] if hosts is not None else None,
-        "seed": seed,
-    }
-    outcome, reports = _converse(pickle.dumps(request))
-    if show:
-        _show(reports)
-    if outcome != "returned":
-        raise _error(outcome, reports, timeout)
-    return [pickle.loads(report["value"]) for report in reports]
+    return torch.cuda.device_count()
 
 
-def _converse(request: bytes) -> tuple[str, list[dict[str, Any]]]:
-    """Hand the request to a fresh supervisor and wait for the outcome; on Ctrl-C wait until all ranks are gone."""
+def _count_ranks(ranks: int | None, hosts: Hosts | None) -> int:
+    if ranks is None:
+        ranks = hosts.ranks if hosts is not None else 4
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
+        raise ValueError(f"ranks is the number of processes, from 1 to {_MOST_RANKS}, not {ranks!r}")
+    if hosts is not None and not (hosts.n - 1) * hosts.ranks_per_host < ranks <= hosts.ranks:
+        raise ValueError(
+            f"{ranks} ranks do not fill {hosts.n} hosts of {hosts.ranks_per_host}: "
+            f"use ranks={hosts.ranks}, or hosts for that many ranks"
+        )
+    return ranks
+
+
+def _environment(hosts: Hosts | None, backend: str, env: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment, then ours (nothing reachable from outside the machine), then the caller's."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env maps names to text, but {name!r} is {value!r}")
+    if hosts is None and "GLOO_SOCKET_IFNAME" in env:
+        from ddplab.nccl.env import check_env
+
+        for finding in check_env({"GLOO_SOCKET_IFNAME": env["GLOO_SOCKET_IFNAME"]}):
+            raise ValueError(str(finding))
+    from ddplab.hosts import DEVICE
+
+    ours = {"GLOO_SOCKET_IFNAME": "lo" if hosts is None else DEVICE}
+    if sys.platform == "darwin":
+        ours["GLOO_SOCKET_IFNAME"] = "lo0"
+    if backend == "nccl":
+        ours |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_RAS_ENABLE": "0"}
+    return {**os.environ, **ours, **env}
+
+
+def _converse(request: bytes, show: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Hand the request to a fresh supervisor, wait for the outcome, print the output; Ctrl-C leaves no rank behind."""
     conn = fork_server().connect()
     try:
-        conn.send_bytes(request)
-        return pickle.loads(conn.recv_bytes())
-    except BaseException:
         try:
+            conn.send_bytes(request)
+            conn.poll(None)
+        except KeyboardInterrupt:
             conn.send_bytes(b"stop")
-            if conn.poll(5):
-                conn.recv_bytes()
-        except (OSError, EOFError):
-            pass
-        raise
+            if conn.poll(_STOP_S):
+                _receive(conn, show)
+            raise
+        return _receive(conn, show)
+    except (EOFError, OSError):
+        raise RankError("the supervisor of the ranks was killed, and the ranks with it", None) from None
     finally:
         conn.close()
 
 
-def _show(reports: list[dict[str, Any]]) -> None:
-    for report in reports:
-        for line in report["output"].splitlines():
-            print(f"[{report['rank']}] {line}")
-
-
-def _error(outcome: str, reports: list[dict[str, Any]], timeout: float) -> RankError:
-    if outcome == "timeout":
-        pending = [r for r in reports if r["state"] in ("starting", "running")]
-        stacks = "\n".join(f"--- rank {r['rank']} ({r['state']})\n{r['stack']}" for r in pending)
-        names = ", ".join(str(r["rank"]) for r in pending)
-        return RankError(f"no answer in {timeout:g} s from rank {names}:\n{stacks}", None, stacks)
-    failed = [r for r in reports if r["state"] in ("failed", "died")]
-    first = min(failed, key=lambda r: (bool(r["failure"].get("secondary")), r["time"]))
-    others = [f"rank {r['rank']}: {_summary(r)}" for r in failed if r is not first]
-    text = first["failure"].get("traceback", "")
-    listed = "\nIn consequence:\n" + "\n".join(f"  {line}" for line in others) if others else ""
-    return RankError(f"rank {first['rank']}: {_summary(first)}\n{text}{listed}", first["rank"], text, others)
-
-
-def _summary(report: dict[str, Any]) -> str:
-    if report["state"] == "died":
-        return f"died without a word (exit code {report['status']})"
-    return report["failure"]["summary"]
+def _receive(conn: Connection, show: bool) -> tuple[str, list[dict[str, Any]]]:
+    outcome, reports = pickle.loads(conn.recv_bytes())
+    if outcome == "broken":
+        raise RankError(f"the ranks could not be started: {reports}", None)
+    if show and (text := _report.output(reports)):
+        print(text, end="", flush=True)
+    return outcome, reports
