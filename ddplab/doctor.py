@@ -173,5 +173,12 @@ def _hosts_problem() -> str | None:
 
 
 def _chromium() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    names = (
+        os.environ.get("CHROMIUM") or "chromium",
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        "google-chrome-stable",
+        "chrome",
+    )
     return next(filter(None, map(shutil.which, names)), None)

@@ -404,8 +404,11 @@ def test_book_runs_the_pipeline_of_this_checkout(checkout, monkeypatch):
 
     seen = []
     monkeypatch.setattr(ddplab.notebooks, "main", lambda argv: seen.append(argv) or 3)
-    assert main(["book", "--full", "--force"]) == 3
-    assert seen == [[str(checkout), "--build", "--timeout", "600", "-p", "QUICK", "0", "--force"]]
+    assert main(["book", "--full", "--force", "-p", "RANKS", "8"]) == 3
+    assert main(["book", "--timeout", "30"]) == 3
+    full, quick = seen
+    assert full == [str(checkout), "--build", "--timeout", "3600", "-p", "QUICK", "0", "-p", "RANKS", "8", "--force"]
+    assert quick == [str(checkout), "--build", "--timeout", "30"]
 
 
 def test_book_names_a_package_that_is_missing(checkout, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddplab.cli.checkout import find
 from ddplab.cli.values import Problem, one_of, seconds
 
-EXAMPLE = "ddplab book\nddplab book open"
+EXAMPLE = "ddplab book\nddplab book -p RANKS 8\nddplab book open"
 
 # What the pipeline imports, by the name that pip installs.
 NEEDED = {"papermill": "papermill", "myst_nb": "myst-nb", "jupyter_book": "jupyter-book<2", "ipykernel": "ipykernel"}
@@ -24,7 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help="measure the full grids (QUICK=0); takes much longer")
     parser.add_argument("--force", action="store_true", help="execute unchanged notebooks too")
-    parser.add_argument("--timeout", type=seconds, default=600, metavar="S", help="seconds for one cell (default 600)")
+    parser.add_argument(
+        "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="notebook parameter"
+    )
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="seconds for one cell (default 600, full 3600)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
         raise Problem(f"jupyter-book {version} is another program; pip install 'jupyter-book<2'", 1)
     from ddplab.notebooks import main as notebooks
 
-    edition = ["-p", "QUICK", "0"] if args.full else []
-    return notebooks([str(root), "--build", "--timeout", str(args.timeout), *edition, *["--force"] * args.force])
+    given = [*[["QUICK", "0"]] * args.full, *args.p]
+    line = [str(root), "--build", "--timeout", f"{args.timeout or (3600 if args.full else 600):g}"]
+    return notebooks([*line, *(word for pair in given for word in ("-p", *pair)), *["--force"] * args.force])
 
 
 def _open(page: Path) -> int:
