@@ -23,8 +23,10 @@ _HOME = {
         "hosts": "Hosts HostsError hosts_problem link_bytes",
         "execute": "all_reduce",
         "bench": "bench",
+        "ddp": "NaiveDDP FlatDDP OverlappedDDP BucketedDDP",
+        "accumulate": "accumulate assert_grads_in_sync",
         "checks": "check_ring",
-        "figures": "Figure RingStepper",
+        "figures": "Figure RingStepper Stepper",
         "nccl": "check_env",
     }.items()
     for name in names.split()
