@@ -81,9 +81,7 @@ def predict(schedule: Schedule, nbytes: int, topology: Topology | Any, itemsize:
     """
     topology = getattr(topology, "topology", topology)
     if not isinstance(schedule, Schedule) or not isinstance(topology, Topology):
-        raise TypeError(
-            f"predict(schedule, nbytes, topology) got {type(schedule)} and {type(topology)} as first and last."
-        )
+        raise TypeError(f"predict needs a Schedule and a Topology, not {type(schedule)} and {type(topology)}.")
     nbytes = count(whole(nbytes), "nbytes", least=0, error=ValueError)
     itemsize = count(itemsize, "itemsize", error=ValueError)
     if nbytes % itemsize:

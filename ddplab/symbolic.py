@@ -17,6 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from ddplab.schedule import Schedule
 
+Event = tuple[int, int, int]  # step, src, dst
+
 _MAX_STATE_BYTES = 4 << 30
 _SHOWN = 8  # contributions listed in one message
 
@@ -69,7 +71,8 @@ class SymbolicRun:
         self.full = np.bitwise_or.reduce(own, axis=0)
         self.once = np.repeat(own[:, None, :], schedule.chunks, axis=1)
         self.twice = np.zeros_like(self.once)
-        self.first_doubling: dict[int, tuple[int, int, int]] = {}  # chunk -> step, src, dst
+        self.first_doubling: dict[int, Event] = {}  # by chunk
+        self.losses: dict[int, list[tuple[Event, np.ndarray]]] = {}  # by chunk: copies that overwrote something
 
     def steps(self) -> Iterator[int]:
         """Run step after step; yields the number of steps done: 0, 1, ... `schedule.steps`."""
@@ -89,13 +92,9 @@ class SymbolicRun:
                         self.first_doubling.setdefault(int(chunk[row]), (step, int(src[row]), int(dst[row])))
                 self.twice[into] = np.where(add, twice | self.twice[into] | overlap, twice)
                 lost = np.where(add, 0, self.once[into] & ~once)
-                if lost.any():
-                    row = int(np.flatnonzero(lost.any(axis=1))[0])
-                    c, a, b = int(chunk[turn[row]]), int(src[turn[row]]), int(dst[turn[row]])
-                    raise ScheduleError(
-                        f"{sched.name}, step {step + 1}: the copy of chunk {c + 1} from GPU{a} to GPU{b} overwrites "
-                        f"{_names(sched, _members(lost[row]), c)}, which GPU{a} does not have {_legend(sched)}."
-                    )
+                for row in np.flatnonzero(lost.any(axis=1)):
+                    event = (step, int(src[turn[row]]), int(dst[turn[row]]))
+                    self.losses.setdefault(int(chunk[turn[row]]), []).append((event, lost[row]))
                 self.once[into] = np.where(add, once | self.once[into], once)
             yield step + 1
 
@@ -112,8 +111,8 @@ class SymbolicRun:
             row = order[np.flatnonzero(clash)[0]]
             raise ScheduleError(
                 f"{self.schedule.name}, step {step + 1}: {int((cell == cell[row]).sum())} transfers write chunk "
-                f"{chunk[row] + 1} of GPU{dst[row]} and at least one of them is a copy, so the result would depend on "
-                f"which arrives last {_legend(self.schedule)}."
+                f"{chunk[row] + 1} of GPU{dst[row]} and at least one is a copy, so the result depends on which "
+                f"arrives last {_legend(self.schedule)}."
             )
         by_turn = np.argsort(turn, kind="stable")
         yield from np.split(by_turn, np.flatnonzero(np.diff(turn[by_turn])) + 1) if len(cell) else ()
@@ -129,6 +128,13 @@ class SymbolicRun:
         faults = []
         if len(missing):
             faults.append(f"{_names(sched, missing, chunk)} {'is' if len(missing) == 1 else 'are'} missing")
+            for (step, src, dst), lost in self.losses.get(chunk, []):
+                if len(gone := _members(lost & ~held)):
+                    faults[0] += (
+                        f" (in step {step + 1} the copy from GPU{src} to GPU{dst} overwrote "
+                        f"{_names(sched, gone, chunk)})"
+                    )
+                    break
         if len(doubled):
             step, src, dst = self.first_doubling[chunk]
             faults.append(

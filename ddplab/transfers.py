@@ -110,16 +110,16 @@ class Schedule:
 
         Returns who owns what after the reduce phase (after `reduce_steps` steps): owners[rank] is the chunk that the
         rank then holds fully reduced, None if none, a tuple if several. Given `owners`, checks that claim too.
-        Raises ScheduleError naming rank, chunk and the contributions that are missing or counted twice, a copy that
-        destroys contributions, or two writes of which one is a copy into the same chunk in one step.
+        Raises ScheduleError naming rank, chunk and the contributions that are missing (and the copy that overwrote
+        them) or counted twice, or two writes, one of them a copy, into the same chunk of a rank in one step.
         """
         return symbolic.verify(self, owners)
 
     def states(self) -> list[list[list[tuple[int, ...]]]]:
         """states[t][rank][chunk]: the ranks whose contributions that buffer holds after t steps, sorted.
 
-        t runs from 0 to `steps`. A rank that is counted more than once stands there twice. For figures: a broken
-        schedule has states too, unless a copy destroys contributions.
+        t runs from 0 to `steps`. A rank that is counted more than once stands there twice. For figures: a schedule
+        that does not sum right has states too. Raises ScheduleError for two writes as `verify` does.
         """
         return symbolic.states(self)
 
