@@ -55,6 +55,10 @@ class _Package(ModuleType):
             value = getattr(value, name)
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple:
+        """A cell's function that uses `dl` carries the package by name; pickle knows only plain modules."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 
