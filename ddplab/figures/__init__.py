@@ -1,0 +1,6 @@
+"""Figures that the reader drives. `base.py` says how to write one."""
+
+from ddplab.figures.base import Figure
+from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
+
+__all__ = ["VARIANTS", "Figure", "RingStepper", "Stepper", "figure_of"]
