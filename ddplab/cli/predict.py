@@ -11,11 +11,10 @@ import argparse
 from dataclasses import replace
 
 from ddplab.cli import output
-from ddplab.cli.values import Problem, count, link, one_of, seconds, size
+from ddplab.cli.values import SCHEDULES, Problem, count, link, one_of, seconds, size
 
 EXAMPLE = "ddplab predict --ranks 8 --size 100M --link 10gbit\nddplab predict --schedule ring --ranks 8 --size 25.6MB"
 
-SCHEDULES = ("ring", "star", "chain", "direct", "tree", "halving_doubling", "hierarchical")
 MOST_LISTED = 1024  # ranks up to which a schedule is written out; beyond, there is the ring's closed form
 
 _COLUMNS = {

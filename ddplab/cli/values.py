@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 from collections.abc import Iterable
 
-# The powers are binary, as in nccl-tests: 64M is 64 MiB. Only an explicit "MB" is decimal.
-_UNIT = {"": 1, **{u: 1024**i for i, u in enumerate("KMGT", 1)}}
-_UNIT |= {f"{u}iB": 1024**i for i, u in enumerate("KMGT", 1)} | {f"{u}B": 1000**i for i, u in enumerate("KMGT", 1)}
-_UNIT = {name.lower(): factor for name, factor in _UNIT.items()} | {"b": 1}
+SCHEDULES = ("ring", "star", "chain", "direct", "tree", "halving_doubling", "hierarchical")
 
 
 class Problem(Exception):
@@ -28,33 +24,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def size(text: str) -> int:
-    """Bytes: 4096, 64K or 64KiB (binary, as in nccl-tests), 102.4MB (decimal). Raises ArgumentTypeError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if not match or match[2] not in _UNIT:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size; write 4096, 64K, 100M (MiB) or 102.4MB")
-    number, unit = match[1], _UNIT[match[2]]
-    nbytes = int(number) * unit if number.isdigit() else round(float(number) * unit)
-    if nbytes == 0 or nbytes > 2**50:
-        raise argparse.ArgumentTypeError(f"'{text}' is out of range; sizes go from 1 byte to 1024T")
-    return nbytes
-
-
 def sizes(text: str) -> list[int]:
-    """Bytes of a sweep: '1K:64M' doubles, '1K:64M:4' quadruples, '1K,100K,1M' is a list. Raises ArgumentTypeError."""
-    if ":" not in text:
-        return [size(part) for part in text.split(",")]
-    first, last, *rest = text.split(":")
-    factor = rest[0] if rest else "2"
-    if len(rest) > 1 or not factor.isdigit() or int(factor) < 2:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a sweep; write FIRST:LAST or FIRST:LAST:FACTOR, as 1K:64M:4")
-    low, high = size(first), size(last)
-    if low > high:
-        raise argparse.ArgumentTypeError(f"'{text}' runs backwards; write the smaller size first: {last}:{first}")
-    sweep = [low]
-    while sweep[-1] * int(factor) <= high:
-        sweep.append(sweep[-1] * int(factor))
-    return sweep
+    """Bytes, as `ddplab.bench` reads them: '1K:64M', '1K:64M:4', '1K,100K', '102.4MB'. Raises ArgumentTypeError."""
+    from ddplab.bench import parse_sizes  # numpy, which --help does not need
+
+    try:
+        return parse_sizes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def size(text: str) -> int:
+    """One size in bytes: 4096, 64K (binary, as in nccl-tests), 102.4MB (decimal). Raises ArgumentTypeError."""
+    found = [] if set(text) & set(":,") else sizes(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than one size; write one, such as 64K, 100M or 102.4MB")
+    return found[0]
 
 
 def count(text: str) -> int:
@@ -96,7 +81,7 @@ def one_of(known: Iterable[str], what: str):
     names = list(known)
 
     def convert(text: str) -> str:
-        if text not in names:
+        if text not in names and (text := text.replace("-", "_")) not in names:
             hint = did_you_mean(text, names) or f"; known: {', '.join(names)}"
             raise argparse.ArgumentTypeError(f"unknown {what} '{text}'{hint}")
         return text
