@@ -1,6 +1,5 @@
 # make book            build everything, run every notebook, make the pages (QUICK=0: the full grids)
 # make test            the same set-up, then every test
-# make lab             JupyterLab on the exercise versions of the labs
 # Notebook parameters: make book QUICK=0 RANKS=8 DEVICE=cuda LINK=10gbit
 
 PYTHON ?= python3
@@ -9,19 +8,16 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 # one cell may take 10 minutes in the quick edition, an hour with the full grids
 LIMIT  := $(if $(filter 0,$(QUICK)),3600,600)
-GIVEN  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),-p $(name) $($(name))))
+NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
 
 .DELETE_ON_ERROR:
-.PHONY: book test lab lint clean
+.PHONY: book test lint clean
 
 book: $(STAMP)
-	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(GIVEN)
+	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(foreach name,$(NAMES),-p $(name) $($(name)))
 
 test: $(STAMP) .venv/.installed-dev
-	$(BIN)/python -m pytest $(GIVEN) $(ARGS)
-
-lab: $(STAMP)
-	$(BIN)/ddplab labs
+	$(BIN)/python -m pytest $(foreach name,$(NAMES),--given $(name)=$($(name))) $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

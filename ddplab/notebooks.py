@@ -59,12 +59,13 @@ def _kernel_environment() -> Iterator[Config]:
 
 def _why(error: Exception, nb: nbformat.NotebookNode, page: str, timeout: float) -> str:
     """One message for whatever ended a run: the page, the cell, then the error itself."""
-    at, seconds = "before the first cell", 0.0
-    for cell in nb.cells:
-        mark = cell.metadata.get("papermill", {})
-        # papermill marks a cell that its kernel died in as completed, with nothing said by the kernel
-        if mark.get("exception") or mark.get("status") in ("running", "failed", "completed"):
-            at, seconds = cell.metadata.get("at", "the injected parameters"), mark.get("duration") or 0.0
+    # papermill marks the cell that its kernel died in as completed, so the last one that started is the one.
+    ran = [c for c in nb.cells if c.metadata.get("papermill", {}).get("status") in ("running", "failed", "completed")]
+    if isinstance(error, PapermillExecutionError):
+        same = (error.source, error.exec_count)
+        ran = [c for c in ran if c.cell_type == "code" and (c.source, c.execution_count) == same]
+    at = ran[-1].metadata.get("at", "the injected parameters") if ran else "before the first cell"
+    seconds = ran[-1].metadata.papermill.get("duration") or 0.0 if ran else 0.0
     if isinstance(error, PapermillExecutionError) and seconds < timeout:
         trace = strip_color("\n".join(error.traceback)).strip() or f"{error.ename}: {error.evalue}"
         return f"{page}, {at}: {error.ename}: {error.evalue}\n{trace}"

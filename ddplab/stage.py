@@ -72,16 +72,17 @@ def build_html(root: Path) -> Path:
 
     Always every page: a second incremental build after a failed one reads nothing anew and would succeed.
     """
-    stage = root / "_build/executed"
-    tool = [sys.executable, "-m", "jupyter_book.cli.main"]
+    stage, html = root / "_build/executed", root / "_build/html"
+    shutil.rmtree(html, ignore_errors=True)  # a page that was renamed must not stay
+    tool = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     options = ["--path-output", str(root), "-n", "-W", "--keep-going", "--all", "-q"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1", "NO_COLOR": "1"}
     done = subprocess.run(
         [*tool, "build", str(stage), *options], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    if done.returncode:
+    if done.returncode or not (html / "index.html").exists():
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
         problems = [line for line in text.splitlines() if re.search(r"WARNING|ERROR|CRITICAL", line)]
         shown = "\n".join(problems[:40]) or text[-3000:]
         raise PageError("the book was not built:\n" + shown.replace(f"{stage}/", ""))
-    return root / "_build/html/index.html"
+    return html / "index.html"

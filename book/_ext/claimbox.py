@@ -99,7 +99,7 @@ class Ledger(_ClaimDirective):
             texts = self.parse_text_to_nodes(f"*{claim['says']}*\n\n{claim['correct']}")
             mark = nodes.inline("", VERDICTS[claim["verdict"]], classes=["verdict", f"claim-{claim['verdict']}"])
             body += row(
-                [nodes.paragraph("", claim["id"])],
+                [nodes.paragraph("", claim["id"], ids=[f"row-{claim['id'].lower()}"])],
                 [nodes.paragraph("", "", mark)],
                 texts,
                 [nodes.paragraph("", "", *self.evidence(claim))],

@@ -1,0 +1,169 @@
+"""What several test modules share: the executed notebooks, the book built from them, a browser that drives its pages.
+
+Each notebook runs once in a session, always afresh; the pages are built from those runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--given", action="append", default=[], metavar="NAME=VALUE", help="a parameter for the notebooks")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def executed(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Every notebook of the book, executed: the `Result` of each page, by its path in the checkout."""
+    from ddplab.notebooks import execute_all
+
+    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    given = dict(item.split("=", 1) for item in request.config.getoption("given"))
+    limit = 3600 if given.get("QUICK") == "0" else 600
+    reporter.write_line("\nexecuting the notebooks")
+    results = execute_all(ROOT, given, limit, force=True, say=lambda line: reporter.write_line(line.split("\n")[0]))
+    return {result.page: result for result in results}
+
+
+@pytest.fixture(scope="session")
+def html(executed: dict[str, Any]) -> Path:
+    """The folder of the built pages."""
+    from ddplab.stage import build_html
+
+    failed = [result.page for result in executed.values() if result.error]
+    if failed:
+        pytest.fail(f"no book without its notebooks; these failed: {', '.join(failed)}")
+    return build_html(ROOT).parent
+
+
+def find_browser() -> str:
+    """The path of a Chromium; without one the test is skipped, and on a CI machine it fails."""
+    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    for name in filter(None, names):
+        if path := shutil.which(name):
+            return path
+    reason = "no Chromium: install it (apt-get install chromium) or put its path into the variable CHROMIUM"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium (playwright's sync API). It ends with the module: its event loop would disturb kernels."""
+    from playwright.sync_api import sync_playwright
+
+    path = find_browser()
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--no-first-run", *QUIET])
+        yield chromium
+        chromium.close()
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """A server on loopback for the files of a folder; gives its address, ends with the block."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Silent, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="session")
+def site(html: Path) -> Iterator[str]:
+    """The address of a server on loopback that serves the built pages."""
+    with serve(html) as address:
+        yield address
+
+
+class Watch:
+    """A page whose console and requests are recorded: `problems` are errors and warnings, `outside` went elsewhere."""
+
+    def __init__(self, context: Any, base: str) -> None:
+        self.page, self.base = context.new_page(), base
+        self.problems: list[str] = []
+        self.outside: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(f"exception {error}"))
+        self.page.on("console", self._console)
+        self.page.route("**/*", self._route)
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(f"{message.type} {message.text}")
+
+    def _route(self, route: Any) -> None:
+        if route.request.url.startswith((self.base, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.outside.append(route.request.url)
+            route.abort()
+
+    def open(self, path: str) -> Any:
+        self.page.goto(f"{self.base}/{path}", wait_until="load")
+        return self.page
+
+
+@pytest.fixture
+def watch(browser: Any, site: str, html: Path) -> Iterator[Any]:
+    """`watch("http")` or `watch("file", viewport=..., color_scheme=...)`: a watched page, nothing outside reachable."""
+    contexts = []
+
+    def make(scheme: str = "http", **options: Any) -> Watch:
+        contexts.append(browser.new_context(**options))
+        return Watch(contexts[-1], site if scheme == "http" else html.as_uri())
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def notebook_file() -> Any:
+    """`notebook_file(path, cells)` writes a small notebook; a cell is source, (tag, source) or ("markdown", text)."""
+    import nbformat
+    import nbformat.v4 as v4
+
+    def write(path: Path, cells: list[Any], **metadata: Any) -> Path:
+        made = []
+        for cell in cells:
+            tag, source = cell if isinstance(cell, tuple) else (None, cell)
+            if tag == "markdown":
+                made.append(v4.new_markdown_cell(source))
+            else:
+                made.append(v4.new_code_cell(source, metadata={"tags": [tag]} if tag else {}))
+        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        nb = v4.new_notebook(cells=made, metadata=metadata or kernel)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(nb, path)
+        return path
+
+    return write
