@@ -25,9 +25,10 @@ _HOME = {
         "bench": "bench",
         "ddp": "NaiveDDP FlatDDP OverlappedDDP BucketedDDP",
         "accumulate": "accumulate assert_grads_in_sync",
-        "checks": "check_ring",
+        "checks": "CheckError check_all_gather check_reduce_scatter check_ring",
         "figures": "Figure RingStepper Stepper",
         "nccl": "check_env",
+        "results": "load_results save_results",
     }.items()
     for name in names.split()
 }
