@@ -61,7 +61,7 @@ def mirror(root: Path, notebooks: set[Path], keep: Iterable[Path] = ()) -> None:
         if old not in wanted and old.parent != stage:
             old.unlink()
     config = yaml.safe_load((root / "_config.yml").read_text("utf8"))
-    config["execute"] = {"execute_notebooks": "off"}
+    config.setdefault("execute", {})["execute_notebooks"] = "off"
     # Jupyter Book resolves these against the folder it is given: the stage.
     (stage / "_config.yml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False), "utf8")
     shutil.copyfile(root / "_toc.yml", stage / "_toc.yml")

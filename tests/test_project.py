@@ -1,0 +1,97 @@
+"""The checkout itself: its requirements, workflows, style, and the README's own code."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+
+TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+FILES = [ROOT / name for name in TRACKED if name and (ROOT / name).is_file()]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+# the name that is imported -> the name that is installed, where they differ
+INSTALLED = {"yaml": "pyyaml", "jupyter_book": "jupyter-book", "myst_nb": "myst-nb"}
+# come with a requirement that is built on them
+IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen"}
+
+
+def test_style():
+    done = subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def imports(folders: list[str]) -> set[str]:
+    found = set()
+    for file in (f for folder in folders for f in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - IMPLIED
+
+
+def required(name: str) -> set[str]:
+    lines = (ROOT / name).read_text().splitlines()
+    return {re.split(r"[<>=;!~ ]", line)[0].lower() for line in lines if line and not line.startswith("#")}
+
+
+def test_every_import_is_a_requirement():
+    have = required("requirements.txt")
+    assert {INSTALLED.get(n, n) for n in imports(["ddplab", "book/_ext"])} <= have
+    mine = {p.stem for p in (ROOT / "tests").rglob("*.py")}
+    assert {INSTALLED.get(n, n) for n in imports(["tests"]) - mine} <= have | required("requirements-dev.txt")
+
+
+def test_jupyter_book_stays_below_two():
+    assert any(
+        re.fullmatch(r"jupyter-book>=1[\d.]*,<2", line) for line in (ROOT / "requirements.txt").open().read().split()
+    )
+
+
+def test_workflows_follow_the_schema():
+    assert len(WORKFLOWS) >= 3
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_need_jobs_that_exist_and_use_matrix_keys_that_exist(path):
+    """What the schema does not see."""
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    for job in jobs.values():
+        needs = job.get("needs", [])
+        assert set([needs] if isinstance(needs, str) else needs) <= jobs.keys()
+        used = set(re.findall(r"matrix\.(\w+)", yaml.safe_dump(job)))
+        assert used <= job.get("strategy", {}).get("matrix", {}).keys()
+        assert "timeout-minutes" in job or "needs" in job
+
+
+def test_no_big_file_and_no_notebook_output_in_git():
+    for file in FILES:
+        assert file.stat().st_size <= 2**20, f"{file.name} is over 1 MiB"
+    notebooks = [str(f) for f in FILES if f.suffix == ".ipynb"]
+    if notebooks:
+        command = [sys.executable, "-m", "nbstripout", "--verify", *notebooks]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readmes_code_runs(tmp_path):
+    """As a reader runs it: a plain script without a guard."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf8"), re.S)[1]
+    script = tmp_path / "readme.py"
+    script.write_text(code.replace("dl.launch(work, ranks=4) ", "print(dl.launch(work, ranks=4)) "))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "[4.0, 4.0, 4.0, 4.0]"
+
+
+def test_the_readmes_files_exist():
+    text = (ROOT / "README.md").read_text("utf8")
+    for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (ROOT / name).exists(), name
