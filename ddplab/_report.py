@@ -61,6 +61,8 @@ def hang(reports: list[dict[str, Any]], timeout: float) -> RankError:
         )
     elif joining:
         message += f"; {_names([report['rank'] for report in joining])} cannot reach the others"
+    elif returned := [report["rank"] for report in reports if report["state"] == "returned"]:
+        message += f"; {_names(returned)} returned already"
     groups: dict[str, list[int]] = {}
     for report in pending:
         stack = _stack(report["stack"]) or "  (no Python stack: the rank does not react)"
@@ -93,12 +95,13 @@ def _summary(report: dict[str, Any]) -> str:
 def _stack(text: str) -> str:
     """faulthandler's dump of a rank, with source lines, without thread numbers and without our own frames."""
     lines: list[str] = []
-    own = False
+    own, frames = False, 0
     for line in text.splitlines():
         if line.startswith(("Thread 0x", "Current thread 0x")):
-            lines += ["  another thread:"] if lines else []
+            lines += ["  another thread:"] if frames else []
             own = False
         elif frame := _FRAME.fullmatch(line):
+            frames += 1
             own = own or bool(_OWN.search(frame["file"]))
             source = linecache.getline(frame["file"], int(frame["line"])).strip()
             lines += [] if own else [line, f"    {source}"] if source else [line]
