@@ -111,7 +111,7 @@ class Figure:
         state = json.dumps(self.state, sort_keys=True, allow_nan=False).replace("<", "\\u003c")
         css = (HERE / "figure.css").read_text("utf-8")
         # a blank line would end the HTML block where a Markdown renderer meets it
-        js, css = (re.sub(r"\n\s*\n", "\n", part) for part in (js, css))
+        js, css = (re.sub(r"\n\s*\n", "\n", part).strip() for part in (js, css))
         digest = hashlib.sha256("\0".join((js, css, state, self.caption)).encode()).hexdigest()
         return _PAGE.format(
             uid=f"ddp-{digest[:10]}",

@@ -18,7 +18,7 @@ export function ring(n, variant) {
   for (let step = 0; step < 2 * (n - 1); step++)
     for (let r = 0; r < n; r++)
       transfers.push([step, r, mod(r + direction, n), mod(r + first - direction * step, n), step < n - 1]);
-  return { name: variant, ranks: n, chunks: n, steps: 2 * (n - 1), reduce_steps: n - 1, transfers };
+  return { name: variant, ranks: n, chunks: n, steps: 2 * (n - 1), reduce_steps: n - 1, direction, scatters: true, transfers };
 }
 
 // A rank that is counted more than once stands in the sum twice.

@@ -45,7 +45,7 @@ export function choice(model, key, label, options) {
 
 /** A drop-down list for numbers; options: [[value, text], ...]. */
 export function select(model, key, label, options) {
-  const box = h("select", { ...own, onchange: () => put(model, key, +box.value) },
+  const box = h("select", { ...own, "aria-label": label, onchange: () => put(model, key, +box.value) },
     options.map(([value, text]) => h("option", { value }, text)));
   const show = () => { box.value = model.get(key); };
   model.on(`change:${key}`, show);

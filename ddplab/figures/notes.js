@@ -24,9 +24,9 @@ function verdict(view) {
       + `${content(held[0][0], 0, ranks)}: ${list(missing)} ${missing.length > 1 ? "are" : "is"} missing, and no reduce step is left. The true owners: ${who}` };
   if (variant === "article")
     return { text: `With two ranks the article’s picture holds, by luck: the next chunk and the previous one are the same. Take three ranks and it breaks. ${who}` };
+  if (ranks === 2 && variant !== "textbook") return { text: `${who} With two ranks this ring and the article’s are one and the same.` };
   if (variant === "textbook") return { text: `Each rank now owns one full sum: ${who} The chunk’s number is one ahead of the article’s picture.` };
-  const last = `A${ranks}`;
-  if (variant === "nccl") return { text: `${who} This is the article’s end state, reached from another start: GPU0 first sent ${last}${ranks > 2 ? ", not A2" : ""}.` };
+  if (variant === "nccl") return { text: `${who} This is the article’s end state, reached from another start: GPU0 first sent A${ranks}, not A2.` };
   return { text: `${who} This is the article’s first chunk (A2) and its end state, but the ring runs the other way: GPU0 sends to GPU${ranks - 1}.` };
 }
 
@@ -36,28 +36,30 @@ function story(view) {
     const rule = variant && `GPU0 will first send A${mod(VARIANTS[variant].first, ranks) + 1} to GPU${mod(VARIANTS[variant].direction, ranks)}. `;
     return { text: `Each rank holds its own gradient${chunks > 1 ? `, cut into ${chunks} chunks` : ""}: the letter names the rank, the digit the chunk. ${rule || ""}Nothing has moved yet.` };
   }
-  const out = sent.find(t => t[1] === 0), into = sent.find(t => t[2] === 0), show = into || out || sent[0];
-  if (!show) return { text: "Nothing moves in this step." };
-  const said = [];
-  if (out) said.push(`${carried(view, out)}.`);
-  if (into) {
-    const [, src, , chunk, reduce] = into, got = content(before[src][chunk], chunk, ranks);
-    said.push(reduce ? `It got ${got} from GPU${src} and added it: its chunk ${chunk + 1} is now ${content(held[0][chunk], chunk, ranks)}.`.replace("It got", out ? "It got" : "GPU0 got")
-      : `${out ? "It" : "GPU0"} got ${got} from GPU${src}, a copy.`);
+  const some = words => list(words.length > 4 ? [...words.slice(0, 3), `${words.length - 3} more`] : words);
+  const load = ([, src, , chunk]) => content(before[src][chunk], chunk, ranks);
+  const out = sent.filter(t => t[1] === 0), into = sent.filter(t => t[2] === 0), said = [];
+  if (out.length) said.push(`GPU0 sent ${some(out.map(t => `${load(t)} to GPU${t[2]}`))}.`);
+  if (into.length) {
+    const slots = new Set(into.map(t => t[3])), [chunk] = slots, them = into.length > 1 ? "them" : "it";
+    const now = slots.size > 1 ? "" : `: its chunk ${chunk + 1} is now ${content(held[0][chunk], chunk, ranks)}`;
+    said.push(`${out.length ? "It" : "GPU0"} got ${some(into.map(t => `${load(t)} from GPU${t[1]}`))}${into[0][4] ? ` and added ${them}${now}` : into.length > 1 ? ", copies" : ", a copy"}.`);
   }
-  if (!said.length) said.push(`${carried(view, sent[0])}${sent.length > 1 ? `, and ${sent.length - 1} more transfer${sent.length > 2 ? "s" : ""}` : ""}.`);
+  if (!sent.length) said.push("Nothing moves in this step.");
+  else if (!said.length) said.push(`${carried(view, sent[0])}${sent.length > 1 ? `; ${sent.length - 1} more transfer${sent.length > 2 ? "s" : ""} in this step` : ""}.`);
   const close = step === reduce_steps && variant ? verdict(view) : {};
   if (step === steps) said.push(held.every(row => row.every(cell => finished(cell, ranks))) ? "Every rank now holds every sum." : "The schedule ends here, and some sums are incomplete.");
   if (variant === "article" && step === reduce_steps + 1 && ranks > 2) said.push("The all-gather starts from the true owners (★), not from the article’s (claim C24).");
   return { text: [...said, close.text].filter(Boolean).join(" "), alarm: close.alarm };
 }
 
-function price({ schedule, variant, step, part, counts, nbytes }) {
+function price({ schedule, variant, step, part, counts }) {
   const { ranks, chunks, steps } = schedule, all = counts.reduce((a, b) => a + b, 0), most = Math.max(...counts);
   const strong = count => h("b", {}, bytes(count * part));
   if (variant)
     return [`Sent by each rank: ${step} × S/${ranks} = `, strong(step), `. By all: `, strong(all), `. At the end each will have sent 2(N − 1) × S/N = ${steps} × ${bytes(part)} = ${bytes(steps * part)}.`];
-  return [`A chunk is S/${chunks} = ${bytes(part)}. Sent so far, by all ranks together: `, strong(all), `; by the busiest one: `, strong(most), nbytes ? ` (${+(most / chunks).toFixed(2)} S).` : "."];
+  const unit = chunks > 1 ? `A chunk is S/${chunks} = ${bytes(part)}. ` : "Each transfer carries all of S. ";
+  return [`${unit}Sent so far by all ranks together: `, strong(all), "; by the rank that has sent most: ", strong(most), ` (${+(most / chunks).toFixed(2)} × S).`];
 }
 
 export function notes(view, phase) {

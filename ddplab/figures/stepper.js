@@ -16,13 +16,12 @@ function frame(model) {
   const counts = Array.from({ length: schedule.ranks }, () => 0);
   for (const [when, src] of schedule.transfers) if (when < step) counts[src] += 1;
   return {
-    schedule, variant, step, sent, part, counts, nbytes: model.get("nbytes"), held: history[step],
-    before: history[Math.max(0, step - 1)], owned: history[schedule.reduce_steps],
-    direction: model.get("schedule") ? schedule.direction : VARIANTS[variant].direction,
+    schedule, variant, step, sent, part, counts, held: history[step],
+    before: history[Math.max(0, step - 1)], owned: history[schedule.reduce_steps], direction: schedule.direction,
   };
 }
 
-const phaseNames = schedule => (schedule.scatters ?? true ? ["reduce-scatter", "all-gather"] : ["reduce", "broadcast"]);
+const phaseNames = schedule => (schedule.scatters ? ["reduce-scatter", "all-gather"] : ["reduce", "broadcast"]);
 const phase = (schedule, step) => (step === 0 ? "start" : phaseNames(schedule)[step <= schedule.reduce_steps ? 0 : 1]);
 
 /** What became of one slot of one rank in this step. */

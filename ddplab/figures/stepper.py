@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import operator
 from typing import Any
 
 from ddplab.figures.base import Figure, still_svg
@@ -28,6 +27,8 @@ class Stepper(Figure):
     module = "stepper.js"
 
     def __init__(self, schedule: Schedule, *, step: int = 0, nbytes: float = 102.4e6, caption: str = "") -> None:
+        if not isinstance(schedule, Schedule):
+            raise ValueError(f"Stepper draws a ddplab.Schedule, not {type(schedule).__name__}.")
         n, chunks = schedule.ranks, schedule.chunks
         if n > MAX_RANKS or chunks > MAX_CHUNKS or len(schedule.step) > MAX_TRANSFERS:
             raise ValueError(
@@ -36,7 +37,7 @@ class Stepper(Figure):
                 "one of the same kind, for example chain(4, chunks=4)."
             )
         state = {
-            "name": f"{schedule.name}, {n} rank{'s' * (n != 1)}",
+            "name": f"{schedule.name.replace('_', ' ')}, {n} rank{'s' * (n != 1)}",
             "ranks": n,
             "chunks": chunks,
             "steps": schedule.steps,
@@ -51,7 +52,8 @@ class Stepper(Figure):
     def _open(self, schedule: Schedule, step: int, nbytes: float) -> None:
         if not (isinstance(nbytes, (int, float)) and math.isfinite(nbytes) and nbytes >= 1):
             raise ValueError(f"nbytes is the payload in bytes, at least 1; not {nbytes!r}.")
-        step = operator.index(step)
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise ValueError(f"step must be a whole number, not {step!r}.")
         if not 0 <= step <= schedule.steps:
             raise ValueError(
                 f"{schedule.name} has steps 0 (the start) to {schedule.steps}; step {step} is not one of them."
@@ -67,8 +69,8 @@ class Stepper(Figure):
     def svg(self) -> str:
         """The opening frame: the ranks on a circle with the arrows, and the table of chunks beside it."""
         s = self.schedule
-        held = [_labels(s, row) for row in s.states()[self.step]]
-        wide = max(46, 9 + 7 * max(len(cell) for row in held for cell in row))
+        held = [_labels(s, row, limit=3) for row in s.states()[self.step]]
+        wide = max(46, 10 + 8 * max(len(cell) for row in held for cell in row))
         size = max(230, 40 + 30 * s.ranks)
         parts = [_circle(s, self.step, size)]
         for r, row in enumerate(held):
@@ -130,10 +132,16 @@ def _owned(schedule: Schedule) -> list[tuple[int, ...] | None]:
     return [tuple(c for c, held in enumerate(row) if held == everyone) or None for row in rows]
 
 
-def _labels(schedule: Schedule, row: list[tuple[int, ...]]) -> list[str]:
-    """A rank's chunks as the figure shows them: "A1+D1", or "SUM1" when every rank's contribution is in."""
-    everyone = tuple(range(schedule.ranks))
-    return [f"SUM{c + 1}" if held == everyone else "+".join(label(r, c) for r in held) for c, held in enumerate(row)]
+def _labels(schedule: Schedule, row: list[tuple[int, ...]], limit: int = MAX_RANKS) -> list[str]:
+    """A rank's chunks as the figure shows them: "A1+D1", or "SUM1" when every rank's contribution is in.
+
+    A sum of more than `limit` terms is cut to its ends, "A1+...+E1".
+    """
+    everyone, cells = tuple(range(schedule.ranks)), []
+    for c, held in enumerate(row):
+        terms = [f"SUM{c + 1}"] if held == everyone else [label(r, c) for r in held]
+        cells.append("+".join(terms if len(terms) <= limit else [terms[0], "…", terms[-1]]))
+    return cells
 
 
 def _circle(schedule: Schedule, step: int, size: float) -> str:
