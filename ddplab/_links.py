@@ -73,6 +73,15 @@ def read_counters(path: str = "/proc/self/net/dev") -> dict[str, tuple[int, int]
     return counters
 
 
+def _step(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the function; its error becomes a SetupError that says which step of the set-up it was."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # OSError, or netlink's error with the kernel's number in `code`
+        number = getattr(error, "code", None) or getattr(error, "errno", None) or 0
+        raise SetupError(name, number, os.strerror(number) if number else str(error)) from None
+
+
 def _new_namespaces() -> bool:
     """As root a network namespace; as a plain user one inside a user namespace. True for the latter."""
     try:
@@ -82,9 +91,8 @@ def _new_namespaces() -> bool:
         uid, gid = os.getuid(), os.getgid()
         unshare(CLONE_NEWUSER | CLONE_NEWNET)
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that ranks may open our /proc entries
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            _step("user namespace", Path("/proc/self", name).write_text, text)
         return True
 
 
@@ -92,7 +100,7 @@ def _tune() -> None:
     for name, value in _SYSCTL.items():
         path = Path("/proc/sys/net", name)
         if path.exists():
-            path.write_text(value)
+            _step("sysctl", path.write_text, value)
 
 
 def build(hosts: int, rate_Bps: float, burst_bytes: int) -> dict[str, Any]:
@@ -100,42 +108,34 @@ def build(hosts: int, rate_Bps: float, burst_bytes: int) -> dict[str, Any]:
     user = _new_namespaces()
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
 
-    from pyroute2 import IPRoute, NetlinkError  # after unshare: it must find one thread
-
-    def step(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except NetlinkError as error:
-            raise SetupError(name, error.code, os.strerror(error.code)) from None
-        except OSError as error:
-            raise SetupError(name, error.errno or 0, error.strerror or str(error)) from None
+    from pyroute2 import IPRoute  # after unshare, which must find one thread
 
     def shape(ip: Any, device: int) -> None:
-        step("tbf", ip.tc, "add", "tbf", device, rate=rate_Bps, burst=burst_bytes, latency=f"{_QUEUE_MS}ms")
+        _step("tbf", ip.tc, "add", "tbf", device, rate=rate_Bps, burst=burst_bytes, latency=f"{_QUEUE_MS}ms")
 
     namespaces = []
     with IPRoute() as ip:
-        step("sysctl", _tune)
-        step("bridge", ip.link, "add", ifname="br0", kind="bridge")
+        _tune()
+        _step("bridge", ip.link, "add", ifname="br0", kind="bridge")
         bridge = ip.link_lookup(ifname="br0")[0]
-        step("bridge", ip.link, "set", index=bridge, state="up")
+        _step("bridge", ip.link, "set", index=bridge, state="up")
         for i in range(hosts):
             unshare(CLONE_NEWNET)
             namespaces.append(os.open("/proc/self/ns/net", os.O_RDONLY))
-            step("sysctl", _tune)
+            _tune()
             enter(home, CLONE_NEWNET)
             peer = {"ifname": "e0", "net_ns_fd": namespaces[i]}
-            step("veth", ip.link, "add", ifname=f"p{i}", kind="veth", peer=peer)
+            _step("veth", ip.link, "add", ifname=f"p{i}", kind="veth", peer=peer)
             port = ip.link_lookup(ifname=f"p{i}")[0]
-            step("bridge", ip.link, "set", index=port, master=bridge, state="up")
+            _step("bridge", ip.link, "set", index=port, master=bridge, state="up")
             shape(ip, port)
     for i, namespace in enumerate(namespaces):
         enter(namespace, CLONE_NEWNET)
         with IPRoute() as ip:
             device = ip.link_lookup(ifname="e0")[0]
-            step("address", ip.addr, "add", index=device, address=f"10.98.0.{10 + i}", prefixlen=24)
+            _step("address", ip.addr, "add", index=device, address=f"10.98.0.{10 + i}", prefixlen=24)
             for index in (1, device):  # 1 is lo
-                step("address", ip.link, "set", index=index, state="up")
+                _step("address", ip.link, "set", index=index, state="up")
             shape(ip, device)
     enter(home, CLONE_NEWNET)
     return {"namespaces": namespaces, "user": user}

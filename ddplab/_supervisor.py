@@ -129,6 +129,9 @@ def supervise(caller: Connection) -> None:
         request = pickle.loads(caller.recv_bytes())
     except EOFError:
         return
+    if caller.poll():  # the caller gave up while the fork server was still loading torch
+        caller.send_bytes(pickle.dumps(("stopped", [])))
+        return
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
     os.set_blocking(wake_r, False)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEVICE = "e0"  # each host's network device
 _MOST_HOSTS = 64
 _MOST_BPS = 2**32 - 1  # the kernel's 32-bit rate field
-_START_S = 20.0
+_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 
 
 class HostsError(RuntimeError):
@@ -123,9 +123,12 @@ class Hosts:
         """(sent, received) bytes of each host's link since it came up, as the kernel counts them."""
         with self._lock:
             holder = self._alive()
-            holder.stdin.write("counters\n")
-            holder.stdin.flush()
-            return [LinkBytes(*pair) for pair in json.loads(holder.stdout.readline())]
+            try:
+                holder.stdin.write("counters\n")
+                holder.stdin.flush()
+                return [LinkBytes(*pair) for pair in json.loads(holder.stdout.readline())]
+            except (OSError, ValueError):
+                raise HostsError("the holder of the hosts was killed, and the hosts with it") from None
 
     def namespaces(self, rank: int) -> tuple[str | None, str]:
         """Paths of the user namespace (None where root made the hosts) and the network namespace of `rank`'s host."""
@@ -159,16 +162,17 @@ def link_bytes() -> LinkBytes:
 
 def _explain(failure: dict[str, Any]) -> str:
     """One sentence from a failed step of the set-up: what failed, and the remedy."""
-    step, number, error = failure["step"], failure["errno"], failure["error"]
-    what = f"hosts cannot be emulated here ({error}): "
-    if step in ("user namespace", "network namespace"):
-        apparmor = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-        if apparmor.exists() and apparmor.read_text().strip() == "1":
-            remedy = "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
-            return what + f"AppArmor forbids user namespaces to plain users; run as root, or `{remedy}`"
-        return what + "this process may not create namespaces; run as root, in a container with --privileged"
-    if step == "tbf" and number in (errno.ENOENT, errno.EOPNOTSUPP):
-        return what + "this kernel has no token bucket filter; `sudo modprobe sch_tbf`"
-    if step in ("bridge", "veth") and number in (errno.EOPNOTSUPP, errno.ENOENT):
-        return what + f"this kernel has no {step} device; `sudo modprobe {step}`"
-    return what + f"setting up the {step} failed"
+    step, number = failure["step"], failure["errno"]
+    if "namespace" in step and _APPARMOR.exists() and _APPARMOR.read_text().strip() == "1":
+        remedy = "AppArmor forbids user namespaces to plain users: run as root, or "
+        remedy += "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
+    elif "namespace" in step and number == errno.ENOSPC:
+        remedy = "the limit of user namespaces is reached: run as root, or `sudo sysctl user.max_user_namespaces=15000`"
+    elif "namespace" in step or number in (errno.EROFS, errno.EPERM, errno.EACCES):
+        remedy = "this process may not do that: run as root, and a container with `--privileged`"
+    elif number in (errno.ENOENT, errno.EOPNOTSUPP):
+        module = {"tbf": "sch_tbf"}.get(step, step)
+        remedy = f"the kernel has no {step}: `sudo modprobe {module}`"
+    else:
+        remedy = "the kernel refused; `ddplab doctor` shows its version"
+    return f"hosts cannot be emulated here ({failure['error']}): {remedy}"
