@@ -66,6 +66,7 @@ class Hosts:
 
     @property
     def ranks(self) -> int:
+        """How many ranks the hosts hold together."""
         return self.n * self.ranks_per_host
 
     @property
