@@ -54,25 +54,29 @@ class Api(SphinxDirective):
         return [self.module(module, names) for module, names in modules.items()]
 
     def module(self, module: str, names: list[str]) -> nodes.section:
-        code = importlib.import_module(f"ddplab.{module}")
+        try:
+            code = importlib.import_module(f"ddplab.{module}")
+        except ImportError as error:
+            raise self.error(f"ddplab.{module} cannot be imported: {error}") from None
         self.env.note_dependency(inspect.getsourcefile(code))
         section = nodes.section(
             "", nodes.title("", "", nodes.literal("", f"ddplab.{module}")), ids=[f"module-{module}"]
         )
         section += self.doc(f"ddplab.{module}", code)
-        section += [self.name(name, getattr(ddplab, name)) for name in names]
+        for name in names:
+            try:
+                section += self.entry(name, getattr(ddplab, name))
+            except AttributeError:
+                log.warning("ddplab.%s has no %s", module, name, location=(self.env.docname, self.lineno), type="api")
         return section
 
-    def name(self, name: str, value: Any) -> nodes.section:
+    def entry(self, name: str, value: Any) -> nodes.section:
         section = nodes.section("", nodes.title("", name), ids=[f"ddplab.{name}"])
         if not callable(value):
             section += self.doc(name, value)
             return section
         section += nodes.literal_block("", signature(name, value), language="python")
         section += self.doc(name, value)
-        self.env.get_domain("py").note_object(
-            f"ddplab.{name}", "class" if inspect.isclass(value) else "function", f"ddplab.{name}", location=section
-        )
         if inspect.isclass(value):
             members = [self.member(name, key, raw) for key, raw in vars(value).items() if not key.startswith("_")]
             if members := [m for m in members if m is not None]:
