@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddplab.cli import COMMANDS, main, output, values
@@ -18,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 
 def call(*argv: str, **keywords) -> subprocess.CompletedProcess:
     """`python -m ddplab ...` as a user types it."""
-    keywords = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT, **keywords}
+    # Python's own environment: readline, which pytest loads, has put COLUMNS into the one that a child would inherit.
+    keywords = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT, "env": dict(os.environ), **keywords}
     return subprocess.run([sys.executable, "-m", "ddplab", *argv], **keywords)
 
 
@@ -286,6 +292,123 @@ def test_predict_reads_on_an_ascii_terminal_without_torch():
     assert done.returncode == 0 and "ring" in done.stdout and "\033" not in done.stdout
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "numpy" in loaded and not {"torch", "pandas"} & loaded
+
+
+# ---------------------------------------------------------------- bench
+
+
+def test_bench_measures_real_ranks_and_writes_the_same_rows_twice(tmp_path):
+    place = tmp_path / "rows.csv"
+    line = "bench all_reduce --ranks 2 --sizes 1K:4K:4 --algorithms ring,backend --iters 3 --json --csv"
+    done = call(*line.split(), str(place))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = strict_json(done.stdout)
+    rows = found["rows"]
+    assert (found["basis"], found["ranks"], found["backend"]) == ("measured", 2, "gloo")
+    assert [(row["size_B"], row["algorithm"]) for row in rows] == [
+        (size, name) for size in (1024, 4096) for name in ("ring", "backend")
+    ]
+    for row in rows:
+        assert row["errors"] == 0 and row["sent_B"] is None and row["busbw_pct"] is None
+        assert row["algbw_GBps"] == pytest.approx(row["size_B"] / row["time_us"] / 1e3)
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"])  # 2 (n - 1) / n is 1 for two ranks
+    with place.open(newline="") as file:
+        again = [{key: text for key, text in row.items()} for row in csv.DictReader(file)]
+    assert [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows] == again
+
+
+def test_bench_in_a_torchrun_job_prints_once_from_rank_0():
+    tool = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "-m", "ddplab"]
+    line = "bench all_reduce --sizes 1K --algorithms ring --iters 2"
+    done = subprocess.run(
+        [*tool, *line.split()], capture_output=True, text=True, timeout=120, cwd=ROOT, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("# all_reduce: 2 ranks, gloo on cpu") == 1
+    assert len([line for line in done.stdout.splitlines() if " ring " in line and "float32" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--ranks 4", "torchrun started 2"),
+        ("--link 1gbit", "leave it out under torchrun"),
+    ],
+)
+def test_bench_refuses_what_contradicts_the_torchrun_job(capsys, monkeypatch, line, says):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["bench", "all_reduce", *line.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--op maximum", "'maximum'"),
+        ("--dtype float12", "'float12'"),
+        ("--dtype int32 --op mean", "int32"),
+        ("--algorithms halving_doubling --ranks 6", "power of two"),
+        ("--ranks 6 --ranks-per-host 4", "do not fill"),
+        ("--ranks 4 --ranks-per-host 2", "needs --link"),
+        ("--json --csv -", "standard output"),
+        ("--link 100gbit", "34 Gbit/s"),
+    ],
+)
+def test_bench_refuses_before_any_rank_starts(capsys, monkeypatch, line, says):
+    monkeypatch.setattr(
+        importlib.import_module("ddplab.bench"), "launch", lambda *_, **__: pytest.fail("ranks were started")
+    )
+    assert main(["bench", "all_reduce", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and says in err and err.count("\n") == 1
+
+
+def test_bench_without_hosts_says_why_and_what_helps(capsys, monkeypatch):
+    from ddplab.hosts import Hosts, HostsError
+
+    def refused(self):
+        raise HostsError("hosts cannot be emulated here: run as root")
+
+    monkeypatch.setattr(Hosts, "__enter__", refused)
+    assert main(["bench", "all_reduce", "--link", "1gbit"]) == 1
+    assert "run as root; without --link the ranks talk over loopback" in capsys.readouterr().err
+
+
+def test_an_interrupted_bench_leaves_nothing_behind(tmp_path):
+    line = "bench all_reduce --ranks 2 --sizes 1M --iters 1000000 --link 1gbit --csv"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "ddplab", *line.split(), str(tmp_path / "rows.csv")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    family: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while (
+        len(family) < 5 and running.poll() is None and time.monotonic() < deadline
+    ):  # holder, server, supervisor, 2 ranks
+        time.sleep(0.05)
+        family = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert len(family) >= 5, err
+    assert (running.returncode, out, err) == (130, "", "")
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive and os.listdir(tmp_path) == []
+
+
+def test_a_narrow_terminal_gets_a_table_of_80_columns(monkeypatch):
+    import pandas as pd
+
+    from ddplab.cli import bench
+
+    row = {name: 1.5 for name in bench._NARROW} | {"algorithm": "halving_doubling", "size_B": 2**30, "errors": 0}
+    wide = "# " + "all_reduce on four hosts, " * 5 + "\n#  size\n 1"
+    monkeypatch.setattr(importlib.import_module("ddplab.bench"), "table", lambda frame: wide)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = bench._text(pd.DataFrame([row]), [row])
+    assert max(map(len, text.splitlines())) <= 80 and "halving_doubling" in text and "#  size" not in text
+    monkeypatch.delenv("COLUMNS")
+    assert bench._text(pd.DataFrame([row]), [row]).endswith("\n 1")
 
 
 # ---------------------------------------------------------------- labs and book

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import sys
+import textwrap
 
 from ddplab.cli import output
 from ddplab.cli.values import SCHEDULES, Problem, count, link, many_of, one_of, seconds, sizes
@@ -21,6 +22,18 @@ torchrun --nproc-per-node 2 -m ddplab bench all_reduce --sizes 1M"""
 
 COLLECTIVES = ("all_reduce",)
 ALGORITHMS = (*SCHEDULES, "backend")
+
+# On a terminal that is narrower than the table of nccl-tests: the columns that differ between the rows.
+_NARROW = {
+    "size_B": "size_B",
+    "algorithm": "algorithm",
+    "time_us": "time_us",
+    "time_p75_us": "p75_us",
+    "algbw_GBps": "alg_GBps",
+    "busbw_GBps": "bus_GBps",
+    "busbw_pct": "%link",
+    "errors": "wrong",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +62,29 @@ def run(args: argparse.Namespace) -> None:
     with output.csv_file(args.csv if first else None) as rows:
         if first and sys.stderr.isatty():
             print(f"measuring {len(args.sizes)} sizes with {', '.join(args.algorithms)} ...", file=sys.stderr)
-        frame = _measure(args, ranks, show=first and not args.json and args.csv != "-")
+        frame = _measure(args, ranks)
         rows += frame.astype(object).where(frame.notna(), None).to_dict("records")
-    if args.json and first:
-        facts = {"basis": "measured", "collective": args.collective, "ranks": ranks, **frame.attrs}
-        output.print_json(facts | {"link": args.link and args.link.name, "rows": rows})
+    if first and args.json:
+        output.print_json({"basis": "measured", "collective": args.collective, **frame.attrs, "rows": rows})
+    elif first and args.csv != "-":
+        print(_text(frame, rows))
+    wrong = sum(row["errors"] or 0 for row in rows)
+    if wrong:
+        raise Problem(f"{wrong} elements differ from the backend's own result", 1)
+
+
+def _text(frame, rows: list[dict]) -> str:
+    """The table of nccl-tests, or a narrow one where the terminal would break its lines."""
+    from ddplab.bench import table
+
+    wide = table(frame)
+    if max(map(len, wide.splitlines())) <= output.width():
+        return wide
+    about = [line for line in wide.splitlines() if line.startswith("# ")]  # what was measured, where, how
+    head = [line for line in about if not line.startswith(("#  ", "# (B)"))]
+    return "\n".join(
+        [*(textwrap.fill(line, 80, subsequent_indent="#   ") for line in head), "", output.table(rows, _NARROW)]
+    )
 
 
 def _ranks(args: argparse.Namespace) -> int:
@@ -73,7 +104,7 @@ def _ranks(args: argparse.Namespace) -> int:
     return ranks
 
 
-def _measure(args: argparse.Namespace, ranks: int, show: bool):
+def _measure(args: argparse.Namespace, ranks: int):
     from ddplab.bench import bench
     from ddplab.hosts import Hosts, HostsError
     from ddplab.launch import RankError
@@ -94,11 +125,12 @@ def _measure(args: argparse.Namespace, ranks: int, show: bool):
                 device=args.device,
                 check=not args.no_check,
                 timeout=args.timeout,
-                show=show,
+                show=False,
             )
     except HostsError as error:
         raise Problem(f"{error}; without --link the ranks talk over loopback", 1) from error
     except RankError as error:
-        raise Problem(str(error), 1) from error
+        late = error.rank is None  # nobody failed; where each rank was is of no use to who measures
+        raise Problem(f"{str(error).splitlines()[0]}; --timeout gives it longer" if late else str(error), 1) from error
     except (ValueError, TypeError) as error:  # arguments that bench refuses; what fails in a rank is a RankError
         raise Problem(str(error)) from error

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -53,6 +54,13 @@ def plain(value: object) -> object:
 def print_json(value: object) -> None:
     """Print valid JSON: never NaN."""
     print(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def width() -> float:
+    """Columns that a line may have: those of the terminal, and any number in a file or a pipe."""
+    if "COLUMNS" not in os.environ and (sys.stdout is None or not sys.stdout.isatty()):
+        return math.inf
+    return shutil.get_terminal_size().columns
 
 
 def coloured(text: str, code: int) -> str:
