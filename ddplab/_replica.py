@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.futures import Future
 from torch.nn import Parameter
 
 from ddplab._buckets import Bucket
@@ -18,7 +17,7 @@ from ddplab._exchange import broadcast_from_first, check_same_model, gather_ints
 from ddplab._transport import Transport
 from ddplab.schedule import Schedule
 
-Hook = Callable[[Any, Bucket], Future]
+Hook = Callable[[Any, Bucket], torch.Future]
 
 
 class Replica(nn.Module):
@@ -66,7 +65,7 @@ class Replica(nn.Module):
         self._hook: Hook | None = None
         self._hook_state: Any = None
         self._step = 1
-        self._agreed: list[Parameter] | None = None  # the parameters that get gradients, known after step 1
+        self._agreed: dict[Parameter, int] | None = None  # the parameters that get gradients, known after step 1
         self._used: dict[Parameter, None] = {}  # those that got one since the last reduction, in the order they came
         self._armed = False  # did the last forward run with synchronisation on?
         self._pending = False  # has backward produced gradients that nobody has reduced yet?
@@ -120,7 +119,9 @@ class Replica(nn.Module):
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Let `hook(state, bucket) -> torch.futures.Future` reduce each bucket, as in torch's DDP.
 
-        With a hook nobody else divides: the hook returns the mean. RuntimeError on a second call.
+        With a hook nobody else divides: the hook returns the mean. A hook whose collectives start in a callback (as in
+        torch's PowerSGD) needs a backend that keeps their order; on gloo several buckets in flight may lock up, in
+        torch's DDP too. RuntimeError on a second call.
         """
         if self._hook is not None:
             raise RuntimeError("register_comm_hook can only be called once")
@@ -154,7 +155,7 @@ class Replica(nn.Module):
     def _build(self, params: Sequence[Parameter]) -> None:
         groups = self._assign(params)
         self._buckets = [Bucket(group, i, last=i == len(groups) - 1) for i, group in enumerate(groups)]
-        self._results: dict[Bucket, Future] = {}
+        self._results: dict[Bucket, torch.Future] = {}
 
     def _launch(self, bucket: Bucket) -> None:
         """Start the all-reduce of one bucket. Divide before the sum, not after: a sum may overflow, a mean does not."""
@@ -165,7 +166,7 @@ class Replica(nn.Module):
         bucket.pack(self._used, scale=1.0)
         self._results[bucket] = self._hook(self._hook_state, bucket)
         if not isinstance(self._results[bucket], torch.Future):
-            raise TypeError(f"a communication hook returns a torch.futures.Future, got {self._results[bucket]!r}")
+            raise TypeError(f"a communication hook returns a torch.futures.Future, not {type(self._results[bucket])}")
 
     def _land(self, bucket: Bucket) -> None:
         self._results[bucket].wait()
@@ -175,16 +176,16 @@ class Replica(nn.Module):
         first = self._agreed is None
         if first or self.find_unused_parameters:
             self._agreed = self._agree()
-        elif set(self._used) != set(self._agreed):
+        elif self._used.keys() != self._agreed.keys():
             raise RuntimeError(self._what_differs())
         for bucket in self._buckets:
             value = self._results.pop(bucket).value()
-            bucket.unpack(value[0] if isinstance(value, list) else value, into=set(self._agreed))
+            bucket.unpack(value[0] if isinstance(value, list) else value, into=self._agreed)
         if first and not self.find_unused_parameters:
-            self._build(self._agreed)
+            self._build(list(self._agreed))
 
-    def _agree(self) -> list[Parameter]:
-        """The parameters that got a gradient on any rank, in the order in which the first rank's became ready."""
+    def _agree(self) -> dict[Parameter, int]:
+        """The parameters that got a gradient on any rank, in the order in which they became ready on the first."""
         place = {p: i for i, p in enumerate(self._used)}
         table = gather_ints([place.get(p, -1) for p in self._names], self.process_group)
         where: dict[Parameter, int] = {}
@@ -200,7 +201,7 @@ class Replica(nn.Module):
             where[p] = places[0]
         if not where:
             raise RuntimeError("no parameter got a gradient on any rank: call backward() before finish()")
-        return sorted(where, key=where.get)
+        return dict(sorted(where.items(), key=lambda item: item[1]))
 
     # -- the sentences ----------------------------------------------------------------------------------------------
 
