@@ -147,7 +147,10 @@ def test_no_source_holds_a_forbidden_word():
 
 def test_ruff_is_content():
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--no-cache", "."], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
 
