@@ -27,10 +27,12 @@ def save_results(path: str | Path, frame: pd.DataFrame, **about: Any) -> None:
     replaced in one piece.
     """
     path = Path(path)
-    record = {"about": {**provenance(), **about}, "rows": json.loads(frame.to_json(orient="records"))}
+    rows = [json.dumps(row, ensure_ascii=False) for row in json.loads(frame.to_json(orient="records"))]
+    head = json.dumps({**provenance(), **about}, indent=1, ensure_ascii=False)
+    text = f'{{"about": {head},\n"rows": [\n' + ",\n".join(rows) + "\n]}\n"  # one row a line: readable differences
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf8")
+    part.write_text(text, "utf8")
     os.replace(part, path)
 
 
@@ -56,9 +58,10 @@ def provenance() -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed as a package"
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{processor()}, {os.cpu_count()} logical CPUs, {platform.system()} {platform.release()}",
+        "machine": f"{processor()}, {os.cpu_count()} logical CPUs, {system}",
         "versions": f"Python {platform.python_version()}, " + ", ".join(f"{k} {v}" for k, v in versions.items()),
     }
 
