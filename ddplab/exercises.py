@@ -98,7 +98,7 @@ def exercise(nb: nbformat.NotebookNode, claims: dict[str, dict] | None = None) -
 
 
 def write_exercises(labs: Iterable[Path], folder: Path) -> list[Path]:
-    """Write the exercise version of each lab notebook into `folder`; returns the files. PageError names the lab."""
+    """Write the exercise version of each notebook into `folder`; returns the files. PageError names the notebook."""
     written = []
     for lab in labs:
         ledger = lab.parents[1] / "book/claims.yml"

@@ -27,7 +27,7 @@ from traitlets.config import Config
 
 from ddplab.exercises import write_exercises
 from ddplab.pages import PageError, convert, pages, parameters, read
-from ddplab.stage import build_html, fingerprint, mirror
+from ddplab.stage import build_html, fingerprint, mirror, recorded
 
 
 @dataclass
@@ -98,8 +98,9 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
     page, nb = path.relative_to(root).as_posix(), read(path)
     out = (root / "_build/executed" / page).with_suffix(".ipynb")
     key = fingerprint(root, path, values)
-    if not force and out.exists() and nbformat.read(out, 4).metadata.get("ddplab", {}).get("key") == key:
-        return Result(page, 0.0, None, out, kept=True)
+    if not force and out.exists():
+        if nbformat.read(out, 4).metadata.get("ddplab") == {"key": key, "recorded": recorded(root)}:
+            return Result(page, 0.0, None, out, kept=True)
     work = (root / "_build/failed" / page).with_suffix(".ipynb")
     work.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
@@ -128,7 +129,8 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
         if "injected-parameters" in cell.metadata.tags:
             cell.metadata.tags.append("hide-input")
     nb.metadata.pop("papermill", None)
-    nb.metadata["ddplab"] = {"key": key}
+    # A full edition writes recorded results itself, hence their state after the run.
+    nb.metadata["ddplab"] = {"key": key, "recorded": recorded(root)}
     nbformat.write(nb, work)
     out.parent.mkdir(parents=True, exist_ok=True)
     os.replace(work, out)
@@ -157,8 +159,11 @@ def execute_all(
         results.append(r := execute(root, path, changed, timeout, force))
         time_taken = "unchanged, kept" if r.kept else f"{r.seconds:6.1f} s"
         say(f"FAILED {r.error}" if r.error else f"  {page:<28} {time_taken}")
-    labs = [path for path in known if path.parent == root / "labs"]
-    mirror(root, set(known), keep=write_exercises(labs, root / "_build/executed/labs/exercises"))
+    derived = []
+    for path in known:
+        if any("solution" in cell.metadata.tags for cell in read(path).cells):
+            derived += write_exercises([path], root / "_build/executed" / path.parent.relative_to(root) / "exercises")
+    mirror(root, set(known), keep=derived)
     return results
 
 

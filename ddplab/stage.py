@@ -37,8 +37,18 @@ def fingerprint(root: Path, path: Path, values: dict[str, Any]) -> str:
     }
     files = [path, root / "book/claims.yml"]
     files += [f for room in (Path(__file__).parent, *(root / r / "data" for r in ROOMS)) for f in _files(room)]
-    seen["files"] = [[f.name, hashlib.sha256(f.read_bytes()).hexdigest()] for f in files if f.exists()]
+    seen["files"] = _digest(files)
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
+
+
+def recorded(root: Path) -> str:
+    """A key for the recorded results in `labs/results`, which the quick edition reads and the full one writes."""
+    return _digest(_files(root / "labs/results"))
+
+
+def _digest(files: Iterable[Path]) -> str:
+    found = [[f.name, hashlib.sha256(f.read_bytes()).hexdigest()] for f in files if f.exists()]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def mirror(root: Path, notebooks: set[Path], keep: Iterable[Path] = ()) -> None:

@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from conftest import ROOT
 
+from ddplab.pages import pages
+
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
 
@@ -130,15 +132,18 @@ def test_a_claim_box_leads_to_the_cell_that_asserts_it(watch):
     assert "assert" in page.evaluate("document.querySelector('#claim-c21').textContent")
 
 
-def test_the_lab_is_offered_without_its_answers(html):
+def test_exercises_are_offered_without_their_answers(html):
     """Both ways: the link below the title, and the theme's own download button."""
-    for lab in sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb")):
-        page = (html / "labs" / f"{lab.stem}.html").read_text("utf8")
-        link = re.search(rf'href="(\.\./_downloads/[^"]*{lab.stem}\.ipynb)"', page)
-        assert link, f"{lab.stem} has no link to its exercise notebook"
-        button = html / f"_sources/labs/{lab.stem}.ipynb"
-        assert f"_sources/labs/{lab.stem}.ipynb" in page
-        for file in ((html / "labs" / link[1]).resolve(), button):
+    with_exercises = {
+        path.relative_to(ROOT).with_suffix("") for path in pages(ROOT) if "solution" in path.read_text("utf8")
+    }
+    assert {Path("book/ring"), Path("labs/02_ring")} <= with_exercises
+    for source in with_exercises:
+        page = (html / f"{source}.html").read_text("utf8")
+        link = re.search(rf'href="(\.\./_downloads/[^"]*{source.name}\.ipynb)"', page)
+        assert link, f"{source} has no link to its exercise notebook"
+        assert f"_sources/{source}.ipynb" in page
+        for file in ((html / source.parent / link[1]).resolve(), html / f"_sources/{source}.ipynb"):
             nb = nbformat.read(file, 4)
             assert not any("solution" in c.metadata.get("tags", []) or c.get("outputs") for c in nb.cells)
             assert any("exercise" in c.metadata.get("tags", []) for c in nb.cells)

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from ddplab.pages import pages, read
+
 TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
 FILES = [ROOT / name for name in TRACKED if name and (ROOT / name).is_file()]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -34,6 +36,16 @@ def imports(folders: list[str]) -> set[str]:
     return found - set(sys.stdlib_module_names) - IMPLIED
 
 
+def page_imports() -> set[str]:
+    """What the code cells of the book import."""
+    found = set()
+    for path in pages(ROOT):
+        for cell in nb.cells if (nb := read(path)) else []:
+            if cell.cell_type == "code":
+                found |= set(re.findall(r"^\s*(?:import|from) (\w+)", cell.source, re.M))
+    return found - set(sys.stdlib_module_names) - IMPLIED
+
+
 def required(name: str) -> set[str]:
     lines = (ROOT / name).read_text().splitlines()
     return {re.split(r"[<>=;!~ ]", line)[0].lower() for line in lines if line and not line.startswith("#")}
@@ -41,7 +53,7 @@ def required(name: str) -> set[str]:
 
 def test_every_import_is_a_requirement():
     have = required("requirements.txt")
-    assert {INSTALLED.get(n, n) for n in imports(["ddplab", "book/_ext"])} <= have
+    assert {INSTALLED.get(n, n) for n in imports(["ddplab", "book/_ext"]) | page_imports()} <= have
     mine = {p.stem for p in (ROOT / "tests").rglob("*.py")}
     assert {INSTALLED.get(n, n) for n in imports(["tests"]) - mine} <= have | required("requirements-dev.txt")
 

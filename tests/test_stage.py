@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from ddplab.notebooks import main
 from ddplab.pages import PageError
-from ddplab.stage import build_html, fingerprint, mirror
+from ddplab.stage import build_html, fingerprint, mirror, recorded
 
 HEAD = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n"
 CELL = "```{{code-cell}} python\n:tags: [{}]\n{}\n```\n\n"
@@ -174,6 +174,10 @@ def test_the_key_follows_everything_that_could_change_a_number(tmp_path, monkeyp
     keys.append(fingerprint(tmp_path, source, {}))
     (tmp_path / "book/claims.yml").write_text("[]")
     keys.append(fingerprint(tmp_path, source, {}))
+    (tmp_path / "labs/results").mkdir()
+    before = recorded(tmp_path)
+    (tmp_path / "labs/results/grid.json").write_text("{}")
+    assert recorded(tmp_path) != before
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     keys.append(fingerprint(tmp_path, source, {}))
     assert len(set(keys)) == len(keys)

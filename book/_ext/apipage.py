@@ -23,8 +23,8 @@ def _parameter(p: inspect.Parameter) -> str:
     return text + equals + default
 
 
-def signature(name: str, value: Any) -> str:
-    """`def` or `class` line with parameters, types and defaults; on several lines where it is long."""
+def signature(name: str, value: Any, width: int = 90) -> str:
+    """`def` or `class` line with parameters, types and defaults; on several lines where it is over `width`."""
     prefix = "class " if inspect.isclass(value) else "def "
     if inspect.isclass(value) and issubclass(value, BaseException):
         return f"class {name}({value.__bases__[0].__name__})"
@@ -39,7 +39,7 @@ def signature(name: str, value: Any) -> str:
     returns = "" if found.return_annotation is found.empty or inspect.isclass(value) else found.return_annotation
     end = f") -> {returns if isinstance(returns, str) else inspect.formatannotation(returns)}" if returns else ")"
     line = f"{prefix}{name}({', '.join(parts)}{end}"
-    if len(line) <= 90:
+    if len(line) <= width:
         return line
     return f"{prefix}{name}(\n" + "".join(f"    {part},\n" for part in parts) + end
 
@@ -88,10 +88,10 @@ class Api(SphinxDirective):
         if isinstance(raw, property):
             head, value = key, raw.fget
         elif callable(inner := getattr(raw, "__func__", raw)) and not inspect.isclass(inner):
-            head, value = signature(key, inner).removeprefix("def "), inner
+            head, value = signature(key, inner, width=10_000).removeprefix("def "), inner
         else:
             return None
-        term = nodes.term("", "", nodes.literal("", " ".join(head.split())))
+        term = nodes.term("", "", nodes.literal("", head))
         return nodes.definition_list_item("", term, nodes.definition("", *self.doc(f"{owner}.{key}", value)))
 
     def doc(self, name: str, value: Any) -> list[nodes.Node]:

@@ -1,7 +1,7 @@
 """Lean pages that work from a folder on disk, and the reader's version of each lab on its page.
 
 - The theme's script version of Font Awesome (1.5 MB) goes: its web font, shipped too, draws the same icons.
-- A lab page offers the exercise notebook, and the theme's download button serves it as well, without the answers.
+- A page with exercises offers them as a notebook without the answers; the theme's download button serves the same.
 - Two labels that hide a button's own text from screen readers go.
 """
 
@@ -22,11 +22,11 @@ _EDITS = [
 
 
 def offer_exercise(app: Any, doctree: nodes.document) -> None:
-    """Below the title of a lab with a derived exercise version, a link that downloads it."""
+    """Below the title of a page with a derived exercise version, a link that downloads it."""
     room, _, name = app.env.docname.rpartition("/")
     file = f"exercises/{name}.ipynb"
     title = next(doctree.findall(nodes.title), None)
-    if room != "labs" or title is None or not (Path(app.srcdir) / room / file).exists():
+    if title is None or not (Path(app.srcdir) / room / file).exists():
         return
     link = addnodes.download_reference(
         "", nodes.literal("", f"{name}.ipynb", classes=["download"]), reftarget=file, refdoc=app.env.docname
@@ -49,8 +49,8 @@ def finish(app: Any, error: Exception | None) -> None:
     heavy = ("**/*.map", "_static/scripts/fontawesome*", "_static/*webpack-macros.html")
     for file in (f for pattern in heavy for f in out.glob(pattern)):
         file.unlink(missing_ok=True)
-    for exercise in (Path(app.srcdir) / "labs/exercises").glob("*.ipynb"):
-        source = out / "_sources/labs" / exercise.name
+    for exercise in Path(app.srcdir).glob("*/exercises/*.ipynb"):
+        source = out / "_sources" / exercise.parents[1].name / exercise.name
         if source.exists():
             source.write_bytes(exercise.read_bytes())
 
