@@ -288,7 +288,9 @@ def test_predict_leaves_out_what_the_ranks_do_not_allow_and_says_why(capsys):
 
 
 def test_predict_reads_on_an_ascii_terminal_without_torch():
-    done = call("predict", env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPROFILEIMPORTTIME": "1"})
+    done = call(
+        "predict", "--size", "25.6MB", env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPROFILEIMPORTTIME": "1"}
+    )
     assert done.returncode == 0 and "ring" in done.stdout and "\033" not in done.stdout
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "numpy" in loaded and not {"torch", "pandas"} & loaded
@@ -520,6 +522,15 @@ def test_outside_a_checkout_it_says_what_is_missing(tmp_path, monkeypatch, capsy
     for command in ("labs", "book"):
         assert main([command]) == 1
         assert "needs a checkout of the repository" in capsys.readouterr().err
+
+
+def test_a_deleted_working_folder_is_said(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["labs"]) == 1
+    assert "was deleted" in capsys.readouterr().err
 
 
 def test_book_runs_the_pipeline_of_this_checkout(checkout, monkeypatch):

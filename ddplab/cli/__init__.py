@@ -10,6 +10,7 @@ Exit codes: 0 done, 1 the work failed or is not possible here, 2 the command lin
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import re
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return 141  # what a program killed by SIGPIPE reports: the reader (head, less) has left
     except OSError as error:
-        if sys.stdout is None or error.filename is not None:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # what a write can meet
             raise
         _silence_stdout()
         print(f"ddplab: cannot write to standard output: {error.strerror}", file=sys.stderr)

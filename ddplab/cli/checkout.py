@@ -7,12 +7,15 @@ from pathlib import Path
 from ddplab.cli.values import Problem
 
 
-def find(purpose: str, start: Path | None = None) -> Path:
-    """The checkout around `start` (default: the working folder), else the one this package runs from.
+def find(purpose: str) -> Path:
+    """The checkout around the working folder, else the one this package runs from.
 
     Raises Problem where there is neither; `purpose` says what it was wanted for.
     """
-    here = (start or Path.cwd()).resolve()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError as error:
+        raise Problem("the working folder was deleted; go to another one", 1) from error
     package = Path(__file__).resolve().parents[1]
     for folder in (here, *here.parents, package.parent):
         if all((folder / part).exists() for part in ("_toc.yml", "book", "labs", "ddplab/__init__.py")):

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", type=one_of(("list", "copy"), "action"), default="list", help="list (default) or copy"
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="where the copies go; it is made if it is missing")
+    parser.add_argument("folder", nargs="?", help="where the copies go; it is made if it is missing")
     parser.add_argument("name", nargs="*", help="labs to copy, by name or number (default: all)")
     parser.add_argument("--force", action="store_true", help="overwrite labs that are in the folder already")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> None:
     if not labs:
         raise Problem(f"there are no labs in {root / 'labs'}", 1)
     if args.action == "copy":
-        if args.folder is None:
+        if not args.folder:
             raise Problem("copy needs a folder (see 'ddplab labs --help')")
         chosen = [_choose(name, labs) for name in args.name] or list(labs.values())
-        _copy(chosen, args.folder.expanduser(), args.force, root)
+        _copy(chosen, Path(args.folder).expanduser(), args.force, root)
         return
     if args.folder is not None:
         raise Problem("list takes no folder; did you mean 'ddplab labs copy FOLDER'?")

@@ -26,7 +26,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def sizes(text: str) -> list[int]:
     """Bytes, as `ddplab.bench` reads them: '1K:64M', '1K:64M:4', '1K,100K', '102.4MB'. Raises ArgumentTypeError."""
-    from ddplab.bench import parse_sizes  # numpy, which --help does not need
+    from ddplab._sizes import parse_sizes
 
     try:
         return parse_sizes(text)
