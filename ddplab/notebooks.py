@@ -29,6 +29,8 @@ from ddplab.exercises import write_exercises
 from ddplab.pages import PageError, convert, pages, parameters, read
 from ddplab.stage import build_html, fingerprint, mirror, recorded
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 @dataclass
 class Result:
@@ -128,7 +130,10 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
         cell["id"] = f"cell-{i}"
         if "injected-parameters" in cell.metadata.tags:
             cell.metadata.tags.append("hide-input")
+        if cell.cell_type == "code":  # a control needs a kernel, and a page has none
+            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
     nb.metadata.pop("papermill", None)
+    nb.metadata.pop("widgets", None)
     # A full edition writes recorded results itself, hence their state after the run.
     nb.metadata["ddplab"] = {"key": key, "recorded": recorded(root)}
     nbformat.write(nb, work)

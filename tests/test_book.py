@@ -114,8 +114,8 @@ def test_formulas_are_drawn_by_the_browser(watch):
 
 def test_pages_are_light(watch, html):
     """At most 1.2 MB gzipped, everything that a first visit loads."""
-    seen = watch()
     for path in ("book/ring.html", "book/intro.html"):
+        seen = watch()  # with an empty cache
         bodies: dict[str, bytes] = {}
         seen.page.on("response", lambda r, bodies=bodies: bodies.update({r.url: r.body()}) if r.ok else None)
         seen.open(path)
@@ -142,6 +142,7 @@ def test_exercises_are_offered_without_their_answers(html):
         page = (html / f"{source}.html").read_text("utf8")
         link = re.search(rf'href="(\.\./_downloads/[^"]*{source.name}\.ipynb)"', page)
         assert link, f"{source} has no link to its exercise notebook"
+        assert "&lt;" not in re.search(r'<p class="exercise-download">.*?</p>', page, re.S)[0]
         assert f"_sources/{source}.ipynb" in page
         for file in ((html / source.parent / link[1]).resolve(), html / f"_sources/{source}.ipynb"):
             nb = nbformat.read(file, 4)
@@ -203,4 +204,4 @@ def test_the_api_page_has_every_public_name(html):
     import ddplab
 
     ids = Links(html / "book/api.html").ids
-    assert {f"ddplab.{name}" for name in ddplab.__all__} <= ids
+    assert {f"ddplab-{name}" for name in ddplab.__all__} <= ids

@@ -71,7 +71,7 @@ class Api(SphinxDirective):
         return section
 
     def entry(self, name: str, value: Any) -> nodes.section:
-        section = nodes.section("", nodes.title("", name), ids=[f"ddplab.{name}"])
+        section = nodes.section("", nodes.title("", name), ids=[f"ddplab-{name}"])
         if not callable(value):
             section += self.doc(name, value)
             return section

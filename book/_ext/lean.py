@@ -29,7 +29,7 @@ def offer_exercise(app: Any, doctree: nodes.document) -> None:
     if title is None or not (Path(app.srcdir) / room / file).exists():
         return
     link = addnodes.download_reference(
-        "", nodes.literal("", f"{name}.ipynb", classes=["download"]), reftarget=file, refdoc=app.env.docname
+        "", "", nodes.literal("", f"{name}.ipynb", classes=["download"]), reftarget=file, refdoc=app.env.docname
     )
     before, after = nodes.Text("To work on it yourself, download "), nodes.Text(", this notebook without the answers.")
     offer = nodes.paragraph("", "", before, link, after, classes=["exercise-download"])
