@@ -16,6 +16,7 @@ import ddplab as dl
 from ddplab.results import provenance, save_results
 
 SIZE_B = 25_600_000
+ROOT = os.geteuid() == 0
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def traffic(numbers: list[int], runs: int) -> pd.DataFrame:
     for n in numbers:
         with dl.Hosts(n, link="1gbit") as hosts:
             frame = dl.bench(
-                algorithms=["ring", "star", "chain"], hosts=hosts, sizes=[SIZE_B], iters=runs, realtime=os.geteuid() == 0
+                algorithms=["ring", "star", "chain"], hosts=hosts, sizes=[SIZE_B], iters=runs, realtime=ROOT
             ).set_index("algorithm")
         ring, star, chain = (frame.time_us[name] / 1e3 for name in ("ring", "star", "chain"))
         load = dl.predict(dl.star(n), SIZE_B, dl.Topology(n, link=dl.Link.parse("1gbit")))
@@ -63,7 +64,7 @@ def steps(numbers: list[int], runs: int) -> pd.DataFrame:
     frames = []
     for n in numbers:
         with dl.Hosts(n, link="1gbit") as hosts:
-            frames.append(dl.compare("resnet18", hosts=hosts, steps=runs, realtime=os.geteuid() == 0))
+            frames.append(dl.compare("resnet18", hosts=hosts, steps=runs, realtime=ROOT))
     return pd.concat(frames, ignore_index=True)
 
 
