@@ -320,7 +320,7 @@ def test_bench_measures_real_ranks_and_writes_the_same_rows_twice(tmp_path):
 
 
 def test_bench_in_a_torchrun_job_prints_once_from_rank_0():
-    tool = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "-m", "ddplab"]
+    tool = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "ddplab"]
     line = "bench all_reduce --sizes 1K --algorithms ring --iters 2"
     done = subprocess.run(
         [*tool, *line.split()], capture_output=True, text=True, timeout=120, cwd=ROOT, env=dict(os.environ)

@@ -18,7 +18,7 @@ from ddplab.cli.values import SCHEDULES, Problem, count, link, many_of, one_of, 
 
 EXAMPLE = """ddplab bench all_reduce --ranks 4 --sizes 1K:64M --link 1gbit
 ddplab bench all_reduce --algorithms ring,backend --csv ring.csv
-torchrun --nproc-per-node 2 -m ddplab bench all_reduce --sizes 1M"""
+torchrun --standalone --nproc-per-node 2 -m ddplab bench all_reduce --sizes 1M"""
 
 COLLECTIVES = ("all_reduce",)
 ALGORITHMS = (*SCHEDULES, "backend")
