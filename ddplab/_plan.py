@@ -1,8 +1,8 @@
 """One rank's share of a schedule: which elements it sends and receives, in which order.
 
-A schedule speaks of chunks, a network of messages. `rank_plan` cuts each chunk into segments, so that the sum of
-one segment runs while the next one is on the wire. Both ends of a transfer cut it alike and list it in the order of
-the schedule, so messages match by order alone: NCCL ignores the tags of point-to-point messages.
+A schedule speaks of chunks, a network of messages. `rank_plan` cuts each chunk that will be summed into segments, so
+that the sum of one segment runs while the next one is on the wire. Both ends of a transfer cut it alike and list it in
+the order of the schedule, so messages match by order alone: NCCL ignores the tags of point-to-point messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ddplab.schedule import Schedule
+from ddplab.transfers import Schedule
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ class Step:
     rounds: list[Round]
 
 
-def chunk_bounds(numel: int, chunks: int) -> list[int]:
-    """`chunks + 1` element offsets that split `numel` as evenly as integers allow; a chunk may be empty."""
-    return [numel * c // chunks for c in range(chunks + 1)]
-
-
 @lru_cache(maxsize=64)  # a training loop asks for the same few plans again and again
 def rank_plan(schedule: Schedule, rank: int, numel: int, segment: int) -> tuple[Step, ...]:
     """The steps in which `rank` sends or receives something.
@@ -74,16 +69,18 @@ def rank_plan(schedule: Schedule, rank: int, numel: int, segment: int) -> tuple[
         schedule: any schedule; `rank` counts from 0 within its `ranks`.
         rank: whose share.
         numel: elements in the flat tensor.
-        segment: most elements in one message, at least 1. All ranks must use the same.
+        segment: most elements in one message that will be reduced, at least 1; all ranks must use the same. A chunk
+            that is copied travels whole: there is no sum to hide.
     """
-    bounds = chunk_bounds(numel, schedule.chunks)
+    bounds = schedule.bounds(numel)
     src, dst, chunk, reduce = schedule.src, schedule.dst, schedule.chunk, schedule.reduce
     rows_of: dict[int, list[int]] = defaultdict(list)
     for i in np.flatnonzero((src == rank) | (dst == rank)).tolist():
         rows_of[int(schedule.step[i])].append(i)
 
-    def segments(c: int) -> list[tuple[int, int]]:
-        return [(lo, min(lo + segment, bounds[c + 1])) for lo in range(bounds[c], bounds[c + 1], segment)]
+    def segments(c: int, reduce: bool) -> list[tuple[int, int]]:
+        length = segment if reduce else max(1, bounds[c + 1] - bounds[c])
+        return [(lo, min(lo + length, bounds[c + 1])) for lo in range(bounds[c], bounds[c + 1], length)]
 
     steps: list[Step] = []
     last_use: dict[int, int] = defaultdict(lambda: -1)  # chunk -> the last step in which this rank touched it
@@ -94,7 +91,7 @@ def rank_plan(schedule: Schedule, rank: int, numel: int, segment: int) -> tuple[
         rounds: dict[int, Round] = defaultdict(Round)
         for i in rows:
             c = int(chunk[i])
-            for k, (lo, hi) in enumerate(segments(c)):
+            for k, (lo, hi) in enumerate(segments(c, bool(reduce[i]))):
                 if src[i] == rank:
                     rounds[k].sends.append(Send(int(dst[i]), lo, hi, c in received))
                 else:

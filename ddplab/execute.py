@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 import torch.distributed as dist
 
-from ddplab._p2p import SEGMENT_BYTES, Combine, run_batched, run_posted
+from ddplab._p2p import Combine, run_batched, run_posted, segment_elements
 from ddplab._plan import rank_plan
 from ddplab.schedule import Schedule, ring
 
@@ -24,7 +24,7 @@ _COMBINE: dict[str, Combine] = {
     "min": lambda ours, theirs: torch.minimum(ours, theirs, out=ours),
     "product": torch.Tensor.mul_,
 }
-_REDUCE_OP = {
+REDUCE_OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
     dist.ReduceOp.MAX: "max",
@@ -104,7 +104,7 @@ def all_reduce(
         flat = _flat(tensor, host=run is run_posted)
         if op == "mean":
             flat.mul_(1.0 / n)
-        segment = max(1, SEGMENT_BYTES // flat.element_size())
+        segment = segment_elements(-(-flat.numel() // schedule.chunks), flat.element_size())
         run(flat, rank_plan(schedule, rank, flat.numel(), segment), _COMBINE[op], group)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))
@@ -112,7 +112,7 @@ def all_reduce(
 
 
 def _operation(op: str | dist.ReduceOp.RedOpType) -> str:
-    name = op if isinstance(op, str) else next((name for known, name in _REDUCE_OP.items() if known == op), None)
+    name = op if isinstance(op, str) else next((name for known, name in REDUCE_OPS.items() if known == op), None)
     if name not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)} (or torch's ReduceOp of that name), not {op!r}.")
     return name
