@@ -1,0 +1,116 @@
+"""The figure in a real JupyterLab, started here and ended here: Run All, then mouse and arrow keys move it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Watch
+
+NOTEBOOK = ["import ddplab as dl\ndl.RingStepper(4)", "dl.tree(4).figure()", "print('the end', 6 * 7)"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    """Address, token and folder of a JupyterLab on a free loopback port that reads nobody's settings."""
+    home = tmp_path_factory.mktemp("lab")
+    token = secrets.token_hex(16)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "PYTEST"))}
+    env |= {f"JUPYTER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    env |= {"JUPYTER_TOKEN": token, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(home / "ipython")}
+    work = home / "work"
+    work.mkdir()
+    news = home / "config/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text('{"fetchNews": "false"}', "utf-8")
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={work}"]
+    command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.extension_manager=readonly"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate"]
+    server = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    said = []
+    try:
+        for line in server.stderr:
+            said.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            pytest.fail(f"JupyterLab ended before it listened:\n{''.join(said)}")
+        drain = threading.Thread(target=lambda: said.extend(server.stderr), daemon=True)  # a full pipe would stop it
+        drain.start()
+        yield found[0], token, work
+    finally:
+        server.terminate()  # JupyterLab ends its kernels
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        server.stderr.close()
+
+
+def slider_text(page: Any, figure: int) -> str:
+    return page.locator(".jp-OutputArea-output .ddp-slider").nth(figure).get_attribute("aria-valuetext")
+
+
+def test_run_all_then_mouse_and_arrow_keys(browser: Any, lab: tuple[str, str, Path], notebook_file: Any) -> None:
+    address, token, work = lab
+    notebook_file(work / "live.ipynb", NOTEBOOK)
+    context = browser.new_context(viewport={"width": 1300, "height": 1500})
+    context.set_default_timeout(120_000)  # a busy machine takes long to load JupyterLab; a quick one does not wait
+    watched = Watch(context, address)
+    page = watched.open(f"lab/tree/live.ipynb?token={token}")
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+    page.get_by_text(
+        "(ipykernel) | Idle"
+    ).wait_for()  # asked to run before its kernel is there, JupyterLab opens a dialog
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.get_by_text("the end 42", exact=True).wait_for()
+    page.locator(".ddp-slider").nth(1).wait_for()
+    assert [slider_text(page, i) for i in (0, 1)] == ["step 0 of 6, start", "step 0 of 4, start"]
+
+    active = "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].findIndex(c => c.matches('.jp-mod-active'))"
+    for figure, last in ((0, 6), (1, 4)):
+        box = page.locator(".jp-OutputArea-output .ddplab-figure").nth(figure)
+        box.get_by_role("button", name="One step forward").click()
+        assert slider_text(page, figure).startswith("step 1 of")
+        slider = box.locator(".ddp-slider")
+        slider.focus()
+        selected = page.evaluate(active)
+        for key, expected in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", last), ("Home", 0)):
+            page.keyboard.press(key)
+            assert slider_text(page, figure).startswith(f"step {expected} of {last}"), key
+        assert page.evaluate(active) == selected  # the keys were the figure's, not the notebook's
+        play = box.get_by_role("button", name="Play")
+        play.focus()
+        page.keyboard.press(" ")
+        page.wait_for_function("i => +document.querySelectorAll('.ddp-slider')[i].value >= 1", arg=figure)
+        box.get_by_role("button", name="Pause").click()
+
+    choice = page.locator(".ddplab-figure").first
+    choice.get_by_role("button", name="gloo").click()
+    choice.get_by_label("Ranks", exact=True).select_option("8")
+    assert choice.locator(".ddp-who").count() == 8
+    assert [line for line in watched.problems if "exception" in line] == []
+    assert watched.outside == []
+
+    # saved and opened again, the figure is alive without running anything
+    page.get_by_role("menuitem", name="File", exact=True).click()
+    page.locator(".lm-Menu-item[data-command='docmanager:save']").click()
+    page.wait_for_function("!document.querySelector('.jp-mod-dirty')")
+    saved = json.loads((work / "live.ipynb").read_text("utf-8"))
+    assert saved["cells"][0]["outputs"][0]["data"].keys() == {"text/html", "image/svg+xml", "text/plain"}
+    page = watched.open("lab/tree/live.ipynb?reset")
+    page.locator(".ddp-slider").first.wait_for()
+    page.locator(".ddplab-figure").first.get_by_role("button", name="One step forward").click()
+    assert slider_text(page, 0).startswith("step 1 of 6")
+    context.close()
