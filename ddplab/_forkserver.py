@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -110,6 +111,7 @@ def serve(fd: int) -> None:
 
     from ddplab._supervisor import supervise
 
+    gc.freeze()  # a collection in a rank would write to, and so copy, every page of torch's objects
     while os.getppid() == parent:  # a child that the caller forked may keep the socket open after the caller died
         if not select.select([control], [], [], _PARENT_CHECK_S)[0]:
             continue
@@ -120,6 +122,8 @@ def serve(fd: int) -> None:
             # DDP and every optimizer import this (seconds) on first use; once one launch needed it, the next has it.
             with contextlib.suppress(Exception):
                 import torch._dynamo  # noqa: F401
+
+            gc.freeze()
             continue
         if os.fork() == 0:
             code = 1

@@ -20,7 +20,9 @@ class RankError(RuntimeError):
     consequences: one line for each other rank that failed too, most often because it lost its peer.
     """
 
-    def __init__(self, message: str, rank: int | None, traceback: str = "", consequences: list[str] | None = None):
+    def __init__(
+        self, message: str, rank: int | None = None, traceback: str = "", consequences: list[str] | None = None
+    ):
         super().__init__(message)
         self.rank, self.traceback, self.consequences = rank, traceback, consequences or []
 

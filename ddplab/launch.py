@@ -82,7 +82,11 @@ def launch(
     ranks = _count_ranks(ranks, hosts)
     if realtime and os.geteuid() != 0:
         raise PermissionError("realtime=True needs root: only root may schedule before everything else")
-    backend, device = resolve_backend(ranks, device) if hosts is None else ("gloo", "cpu")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed is a whole number, not {seed!r}")
+    backend, device = resolve_backend(ranks, "cpu" if hosts is not None and device == "auto" else device)
+    if hosts is not None:
+        backend = "gloo"  # NCCL would go round the links, through the machine's memory
     request = {
         "ranks": ranks,
         "timeout": timeout,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
 import random
 import select
@@ -367,6 +368,16 @@ def test_a_rank_that_never_arrives_is_named(hangs):
     assert hangs["absent"].rank == 1
 
 
+def test_the_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(RankError("rank 1: no", 1, "traceback", ["rank 0: lost"])))
+    assert (str(error), error.rank, error.traceback, error.consequences) == (
+        "rank 1: no",
+        1,
+        "traceback",
+        ["rank 0: lost"],
+    )
+
+
 def test_the_caller_keeps_no_file_open():
     def fail():
         raise ValueError("no")
@@ -426,6 +437,11 @@ def test_a_senseless_number_of_ranks_is_refused(ranks):
 def test_a_senseless_timeout_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout is a positive number of seconds"):
         launch(rank, timeout=timeout)
+
+
+def test_a_senseless_seed_is_refused():
+    with pytest.raises(ValueError, match="seed is a whole number, not 'lucky'"):
+        launch(rank, seed="lucky")
 
 
 def test_what_cannot_be_sent_is_named():
@@ -594,23 +610,24 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_caller_leaves_no_process_and_no_file(tmp_path, number):
-    note = tmp_path / "note"
-    os.mkfifo(note)
-    process = start(HANG.format(note=str(note)), tmp_path)
-    wait_for_two(note)
-    below = descendants(process.pid)
-    assert len(below) == 4  # fork server, supervisor, two ranks
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
-    assert wait_for_end(below) == []
-    assert list((tmp_path / "tmp").iterdir()) == []
-    if number == signal.SIGINT:
-        assert (out, process.returncode) == ("interrupted\n[5, 5]\n", 0)
-    else:
-        assert (out, process.returncode) == ("", -number)
-    assert "Traceback" not in err
+def test_a_signal_to_the_caller_leaves_no_process_and_no_file(tmp_path):
+    running = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # three callers at once: loading torch takes long
+        folder = tmp_path / number.name
+        folder.mkdir()
+        os.mkfifo(folder / "note")
+        running[number] = folder, start(HANG.format(note=str(folder / "note")), folder)
+    for number, (folder, process) in running.items():
+        wait_for_two(folder / "note")
+        below = descendants(process.pid)
+        assert len(below) == 4  # fork server, supervisor, two ranks
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert wait_for_end(below) == []
+        assert list((folder / "tmp").iterdir()) == []
+        expected = ("interrupted\n[5, 5]\n", 0) if number == signal.SIGINT else ("", -number)
+        assert (out, process.returncode) == expected
+        assert "Traceback" not in err
 
 
 def test_a_kernel_runs_cells_is_interrupted_and_killed_without_leftovers(tmp_path):
