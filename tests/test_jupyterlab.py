@@ -48,9 +48,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Pa
         drain.start()
         yield found[0], token, work
     finally:
-        server.terminate()  # JupyterLab ends its kernels
+        server.terminate()  # JupyterLab ends its kernels; a kernel whose server is gone ends by itself
         try:
-            server.wait(30)
+            server.wait(10)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
