@@ -7,7 +7,7 @@ busbw = algbw * 2 (n - 1) / n for an all-reduce, which can be held against the s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ddplab import schedule as builders
@@ -111,7 +111,7 @@ def _resolve(
     algorithms: Sequence[Algorithm] | Algorithm, n: int, hosts: Hosts | None
 ) -> list[tuple[str, Schedule | None]]:
     """(name, schedule) pairs; None stands for the backend's own all-reduce."""
-    if isinstance(algorithms, (str, Schedule)) or callable(algorithms):
+    if isinstance(algorithms, (str, Schedule)) or not isinstance(algorithms, Iterable):
         algorithms = [algorithms]
     named: list[tuple[str, Schedule | None]] = []
     for algorithm in algorithms:
@@ -129,6 +129,8 @@ def _resolve(
                 f"No algorithm is called {algorithm!r}: take {', '.join(_BUILDERS)}, hierarchical or {BACKEND}, "
                 "or pass a schedule or a function that builds one."
             )
+        if not isinstance(algorithm, Schedule) and not callable(algorithm):
+            raise TypeError(f"An algorithm is a name, a schedule or a function that builds one, not {algorithm!r}.")
         schedule = algorithm if isinstance(algorithm, Schedule) else algorithm(n)
         if not isinstance(schedule, Schedule):
             raise TypeError(f"The builder {algorithm!r} gave a {type(schedule).__name__}, not a Schedule.")
