@@ -1,6 +1,8 @@
 """Figures that the reader drives. `base.py` says how to write one."""
 
 from ddplab.figures.base import Figure
+from ddplab.figures.buckets import BucketFigure
+from ddplab.figures.overlap import OverlapFigure
 from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
 
-__all__ = ["VARIANTS", "Figure", "RingStepper", "Stepper", "figure_of"]
+__all__ = ["VARIANTS", "BucketFigure", "Figure", "OverlapFigure", "RingStepper", "Stepper", "figure_of"]
