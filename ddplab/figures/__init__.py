@@ -2,7 +2,8 @@
 
 from ddplab.figures.base import Figure
 from ddplab.figures.buckets import BucketFigure
+from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
 from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
 
-__all__ = ["VARIANTS", "BucketFigure", "Figure", "OverlapFigure", "RingStepper", "Stepper", "figure_of"]
+__all__ = ["VARIANTS", "BucketFigure", "Figure", "LinkLoads", "OverlapFigure", "RingStepper", "Stepper", "figure_of"]
