@@ -75,7 +75,7 @@ def _run(ranks: int, timeout: float, worker: Callable, fn: Callable, *args: Any)
     """One result a rank of `worker(fn, *args)`; what ends the job from outside becomes a CheckError."""
     from ddplab.launch import RankError, launch
 
-    limit = 10 * timeout + 10  # far beyond the limits on single messages, which strike first
+    limit = 10 * timeout + 5  # far beyond the limits on single messages, which strike first
     try:
         return launch(worker, fn, *args, ranks=ranks, timeout=limit)
     except RankError as error:
