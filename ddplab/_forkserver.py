@@ -106,9 +106,9 @@ def serve(fd: int) -> None:
     parent = os.getppid()
     control = socket.socket(fileno=fd)
 
-    import torch  # noqa: F401  (loaded here so that every rank has it already)
-    import torch.distributed  # noqa: F401
+    import torch.distributed  # noqa: F401  (here, so that every rank has it already)
 
+    from ddplab import _rank  # noqa: F401
     from ddplab._supervisor import supervise
 
     gc.freeze()  # a collection in a rank would write to, and so copy, every page of torch's objects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import linecache
 import os
@@ -18,9 +19,9 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ddplab._child import die_with_parent
 from ddplab._links import CLONE_NEWNET, CLONE_NEWUSER, enter
 from ddplab._pickling import dumps
-from ddplab._supervisor import die_with_parent
 
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out|socket timeout|remote process (has )?exited|"
@@ -39,8 +40,7 @@ def run_rank(
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
 
     def tell(kind: str, body: Any = None) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         conn.send_bytes(pickle.dumps((kind, time.monotonic(), body)))
 
     try:
@@ -58,9 +58,14 @@ def run_rank(
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(0)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the function may have closed or replaced them
+            stream.flush()
 
 
 def _move_to_host(user: str | None, net: str) -> None:

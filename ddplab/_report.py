@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
-_OWN = re.compile(r"ddplab/(_rank|_supervisor|_forkserver)\.py$")
+_OWN = re.compile(r"ddplab/(_rank|_child|_supervisor|_forkserver)\.py$")
 _LAST_LINES, _LINE_LIMIT = 5, 300
 
 

@@ -9,7 +9,6 @@ supervisor cannot outlive the fork server.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import shutil
@@ -17,114 +16,20 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from multiprocessing.connection import Connection, wait
 
-_OUTPUT_LIMIT = 8192  # bytes kept from the start and from the end of what each rank prints
+from ddplab._child import Rank, die_with_parent, fork_rank
+
 _GRACE_S = 1.0  # after a real failure: time for the other ranks to fail in consequence
 _SUSPICION_S = 10.0  # after a failure that looks like a consequence: time for the real one to be reported
 _EXIT_S = 10.0  # after all ranks returned: time to close the process group
 _STACK_S = 1.0
-_REPORTED = ("rank", "state", "time", "value", "dynamo", "failure", "status")
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the connection's end does it)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-class Output:
-    """The first and the last bytes of a stream, and how many were dropped between them."""
-
-    def __init__(self) -> None:
-        self.head, self.tail, self.total = b"", b"", 0
-
-    def add(self, data: bytes) -> None:
-        self.total += len(data)
-        room = _OUTPUT_LIMIT - len(self.head)
-        self.head += data[:room]
-        self.tail = (self.tail + data[room:])[-_OUTPUT_LIMIT:]
-
-    def text(self) -> str:
-        dropped = self.total - len(self.head) - len(self.tail)
-        middle = f"\n... {dropped} bytes left out ...\n".encode() if dropped else b""
-        return (self.head + middle + self.tail).decode(errors="replace")
-
-
-@dataclass
-class Rank:
-    """What the supervisor knows of one rank. `state`: starting, joining, running, then returned, failed or died."""
-
-    rank: int
-    pid: int
-    conn: Connection
-    out: int
-    stack: int
-    state: str = "starting"
-    time: float = 0.0
-    value: bytes = b""
-    dynamo: bool = False  # it loaded torch._dynamo, as DDP and optimizers do
-    failure: dict[str, Any] = field(default_factory=dict)
-    status: int | None = None  # of waitpid, as an exit code or minus a signal; None while it lives
-    output: Output = field(default_factory=Output)
-    stacks: Output = field(default_factory=Output)
-
-    @property
-    def pending(self) -> bool:
-        return self.state in ("starting", "joining", "running")
-
-    def hear(self) -> None:
-        """Take the messages that wait on the connection; close it at its end."""
-        try:
-            while not self.conn.closed and self.conn.poll():
-                kind, at, body = pickle.loads(self.conn.recv_bytes())
-                self.state, self.time = kind, at
-                if kind == "returned":
-                    self.value, self.dynamo = body
-                elif kind == "failed":
-                    self.failure = body
-        except (EOFError, OSError):
-            self.conn.close()
-
-    def drain(self) -> None:
-        """Read what the rank printed so far (both pipes are non-blocking)."""
-        for fd, sink in ((self.out, self.output), (self.stack, self.stacks)):
-            try:
-                while data := os.read(fd, 1 << 16):
-                    sink.add(data)
-            except BlockingIOError:
-                pass
-
-    def look(self) -> None:
-        """Notice the rank's end, after taking what it sent before. It stays a zombie, so its number stays its own."""
-        if self.status is None and (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
-            self.hear()
-            self.status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-            if self.pending:
-                self.state, self.time = "died", time.monotonic()
-
-    def end(self) -> None:
-        """Kill the rank and what it started (its process group, which exists once the rank has made it); reap it."""
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError):
-                kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-    def report(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in _REPORTED},
-            "output": self.output.text(),
-            "stack": self.stacks.text(),
-        }
 
 
 def supervise(caller: Connection) -> None:
     """Serve one launch: read the request, run the ranks, send the outcome."""
-    die_with_parent(os.getppid())
+    if sys.platform == "linux":  # elsewhere the caller's end tells, and a thread would be in the way of forking
+        die_with_parent(os.getppid())
     try:
         request = pickle.loads(caller.recv_bytes())
     except EOFError:
@@ -141,7 +46,7 @@ def supervise(caller: Connection) -> None:
     meeting, folder = _meeting_place()
     try:
         for r in range(request["ranks"]):
-            ranks.append(_fork_rank(r, request, meeting, [caller, *(x.conn for x in ranks)]))
+            ranks.append(fork_rank(r, request, meeting, [caller, *(x.conn for x in ranks)]))
         outcome, problem = _watch(ranks, caller, wake_r, time.monotonic() + request["timeout"]), None
     except Exception as error:  # no memory or no processes left
         outcome, problem = "broken", f"{type(error).__name__}: {error}"
@@ -163,34 +68,8 @@ def _meeting_place() -> tuple[str, str | None]:
     return f"{folder}/rendezvous", folder
 
 
-def _fork_rank(r: int, request: dict[str, Any], meeting: str, close: list[Connection]) -> Rank:
-    from ddplab._rank import run_rank
-
-    conn, theirs = Pipe()
-    out, out_w = os.pipe()
-    stack, stack_w = os.pipe()
-    supervisor = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for other in [conn, *close]:
-                other.close()
-            run_rank(r, request, meeting, theirs, out_w, stack_w, supervisor)
-        finally:
-            os._exit(70)
-    theirs.close()
-    for fd in (out_w, stack_w):
-        os.close(fd)
-    for fd in (out, stack):
-        os.set_blocking(fd, False)
-    return Rank(r, pid, conn, out, stack)
-
-
 def _watch(ranks: list[Rank], caller: Connection, wake: int, deadline: float) -> str:
     """Until all ranks are over: "returned", "failed", "timeout", or "stopped" by the caller."""
-    open_fds = {fd: rank for rank in ranks for fd in (rank.out, rank.stack)}
     while True:
         pending = [rank for rank in ranks if rank.pending]
         failures = [rank for rank in ranks if rank.state in ("failed", "died")]
@@ -205,8 +84,8 @@ def _watch(ranks: list[Rank], caller: Connection, wake: int, deadline: float) ->
                 break
             _dump_stacks(pending)
             return "timeout"
-        conns = [rank.conn for rank in ranks if not rank.conn.closed]
-        ready = wait([caller, wake, *open_fds, *conns], timeout=max(0.0, limit - time.monotonic()))
+        heard = [rank.conn for rank in ranks if not rank.conn.closed] + [fd for rank in ranks for fd in rank.pipes]
+        ready = wait([caller, wake, *heard], timeout=max(0.0, limit - time.monotonic()))
         if caller in ready:
             return "stopped"
         if wake in ready:
@@ -230,7 +109,7 @@ def _let_go(ranks: list[Rank]) -> None:
             pass
     end = time.monotonic() + _EXIT_S
     while any(rank.status is None for rank in ranks) and time.monotonic() < end:
-        wait([rank.out for rank in ranks if rank.status is None], timeout=0.005)
+        wait([fd for rank in ranks if rank.status is None for fd in rank.pipes], timeout=0.005)
         for rank in ranks:
             rank.drain()
             rank.look()
@@ -241,8 +120,8 @@ def _dump_stacks(pending: list[Rank]) -> None:
     for rank in pending:
         os.kill(rank.pid, signal.SIGUSR1)
     end = time.monotonic() + _STACK_S
-    while any(not rank.stacks.total for rank in pending) and time.monotonic() < end:
-        wait([rank.stack for rank in pending], timeout=0.05)
+    while any(not rank.stack.total for rank in pending) and time.monotonic() < end:
+        wait([fd for rank in pending for fd in rank.pipes], timeout=0.05)
         for rank in pending:
             rank.drain()
     wait([], timeout=0.05)  # the last lines of the last stack

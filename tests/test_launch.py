@@ -216,6 +216,18 @@ def test_output_is_bounded(capfd):
     assert len(text) < 40_000
 
 
+def test_a_rank_that_floods_its_output_still_runs_out_of_time():
+    def flood():
+        subprocess.run(["yes"], check=True)
+
+    with pytest.raises(RankError, match="no answer within 1 s from rank 0 of 1"):
+        launch(flood, ranks=1, timeout=1, show=False)
+
+
+def test_a_rank_may_close_its_output():
+    assert launch(lambda: sys.stdout.close(), ranks=1) == [None]
+
+
 def test_output_is_shown_when_a_rank_fails(capfd):
     def fail():
         print("before")
