@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SIZES = (MIB // 2, 2 * MIB, 8 * MIB)
+LOCAL_BYTES = 32 * MIB  # far more than a cache holds, as a model's gradients are
 GLOO_THREADS = 2  # what torch gives a gloo group on one device; each runs one collective at a time
 
 
@@ -33,7 +34,8 @@ class Costs:
     links: for each wire dtype the `Link` that explains the measured all-reduces as a ring: latency a step, payload
     bytes a second.  worst: the largest relative error of those fits.  copy_s_per_byte: a gradient into its bucket, or
     back.  divide_s_per_byte: what torch's plain hook does before the all-reduce.  cast_s_per_byte: to fp16, divided;
-    uncast_s_per_byte: back. All seconds a byte of fp32 gradient.  lanes: all-reduces that the backend runs at once.
+    uncast_s_per_byte: back. These four are seconds a byte of fp32 gradient, on all ranks at once, while an all-reduce
+    is under way.  lanes: all-reduces that the backend runs at once.
     """
 
     ranks: int
@@ -122,7 +124,8 @@ def _measure(dtypes: list[str], sizes: list[int], repeats: int) -> dict[Any, Any
             tensor = torch.zeros(size // item, dtype=getattr(torch, dtype), device=device)
             runs = [timed(lambda t=tensor: dist.all_reduce(t)) for _ in range(repeats + 1)]
             out[dtype, size] = runs[1:]
-    n, a, b = dist.get_world_size(), torch.ones(2 * MIB, device=device), torch.ones(2 * MIB, device=device)
+    n, items = dist.get_world_size(), LOCAL_BYTES // 4
+    a, b, traffic = (torch.ones(items, device=device) for _ in range(3))
     half = a.half()
     local = {
         "copy": lambda: b.copy_(a),
@@ -130,6 +133,18 @@ def _measure(dtypes: list[str], sizes: list[int], repeats: int) -> dict[Any, Any
         "cast": lambda: a.to(torch.float16).div_(n),
         "uncast": lambda: a.copy_(half),
     }
-    for name, work in local.items():
-        out[name] = [timed(work) / (8 * MIB) for _ in range(3 * repeats + 1)][1:]
+    for name in local:
+        out[name] = []
+    for _ in range(repeats):
+        # DDP copies and casts while a bucket is on its way, and on a CPU the network then wants the same cores
+        under_way = dist.all_reduce(traffic[: max(sizes) // 4], async_op=True) if device.type == "cpu" else None
+        for name, work in local.items():
+            start = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            out[name].append((time.perf_counter() - start) / LOCAL_BYTES)
+        if under_way:
+            under_way.wait()
+        dist.barrier()
     return out

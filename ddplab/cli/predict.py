@@ -1,6 +1,11 @@
 """Predict an all-reduce: seconds and bytes of one schedule, or of all of them side by side, on ranks joined by links
 of a given speed. Nothing is run: the figures come from the alpha-beta model.
 
+With --model, predict a training step of DistributedDataParallel instead: how it scales from 1 to 1024 ranks, what
+overlaps and what is exposed. MODEL is a torchvision classifier, or FILE:FUNCTION of yours as module:factory, where
+factory() returns a torch module, or (module, example inputs). That imports and runs your code: name only code that
+you trust.
+
 Sizes are binary, as in nccl-tests: 100M is 100 MiB; write 100MB for 10^8 bytes. Links are rates in one direction,
 such as 1gbit, 10 Gbit/s or 25GB/s, or a known link: nvlink-v100, nvlink-a100, nvlink-h100, nvlink-b200, 10gbe, 25gbe,
 100gbe."""
@@ -10,10 +15,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ddplab.cli import output
+from ddplab.cli import output, scaling
 from ddplab.cli.values import SCHEDULES, Problem, count, link, one_of, seconds, size
 
-EXAMPLE = "ddplab predict --ranks 8 --size 100M --link 10gbit\nddplab predict --schedule ring --ranks 8 --size 25.6MB"
+EXAMPLE = """\
+ddplab predict --ranks 8 --size 100M --link 10gbit
+ddplab predict --schedule ring --ranks 8 --size 25.6MB
+ddplab predict --model resnet50 --ranks 8 --link 10gbit --html resnet50.html"""
 
 MOST_LISTED = 1024  # ranks up to which a schedule is written out; beyond, there is the ring's closed form
 
@@ -31,7 +39,7 @@ _COLUMNS = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule", type=one_of(SCHEDULES, "schedule"), metavar="NAME", help=", ".join(SCHEDULES))
     parser.add_argument("--ranks", type=count, default=4, metavar="N", help="default 4")
-    parser.add_argument("--size", type=size, default=100 * 2**20, metavar="S", help="bytes to reduce (default 100M)")
+    parser.add_argument("--size", type=size, metavar="S", help="bytes to reduce (default 100M)")
     parser.add_argument(
         "--link", type=link, default="1gbit", metavar="L", help="of each host (default 1gbit); see below"
     )
@@ -39,11 +47,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks-per-host", type=count, default=1, metavar="G", help="default 1: every rank is a host")
     parser.add_argument("--inner-link", type=link, metavar="L", help="between the ranks of one host")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    scaling.arguments(parser.add_argument_group("a training step of DDP"))
 
 
 def run(args: argparse.Namespace) -> None:
     from ddplab.cost import Topology
 
+    scaling.check(args)
     hosts, rest = divmod(args.ranks, args.ranks_per_host)
     if rest:
         raise Problem(f"{args.ranks} ranks do not fill hosts of {args.ranks_per_host}; use a multiple")
@@ -52,6 +62,9 @@ def run(args: argparse.Namespace) -> None:
     if args.latency_us is not None:
         args.link = replace(args.link, latency_s=args.latency_us / 1e6)
     topology = Topology(hosts, args.ranks_per_host, args.link, args.inner_link)
+    if args.model:
+        return scaling.run(args, topology)
+    args.size = 100 * 2**20 if args.size is None else args.size
     rows, notes = _rows(args, topology)
     fastest = min(row["seconds"] for row in rows)
     for row in rows:
