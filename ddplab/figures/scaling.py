@@ -15,7 +15,7 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-svg.chart { width: 100%; height: auto; } svg.chart text { fill: currentColor; font-size: 13px; }
+svg.chart { width: 100%; max-width: 46rem; height: auto; } svg.chart text { fill: currentColor; font-size: 13px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
 th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid #8886; white-space: nowrap; }
 tr.chosen { font-weight: 700; }
@@ -72,7 +72,7 @@ def page(
 
 def chart(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
     """Step time over ranks (logarithmic) as an SVG: band of jitter, line, compute alone dashed."""
-    wide, high, left, bottom = 860.0, 300.0, 64.0, 40.0
+    wide, high, left, bottom = 560.0, 300.0, 52.0, 56.0
     top = max(row["high_ms"] for row in rows) * 1.08
     most = max(math.log2(rows[-1]["ranks"]), 1.0)
 
@@ -94,7 +94,7 @@ def chart(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
         for m in marks
     )
     labels = "".join(
-        f'<text x="{x(row):.1f}" y="{high - bottom + 26:.0f}" text-anchor="middle">{row["ranks"]}</text>'
+        f'<text x="{x(row):.1f}" y="{high - bottom + 24:.0f}" text-anchor="middle">{row["ranks"]}</text>'
         for row in rows
         if row["ranks"] & (row["ranks"] - 1) == 0 or row["ranks"] == chosen
     )
@@ -113,5 +113,5 @@ def chart(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
         f'<svg class="chart" viewBox="0 0 {wide:g} {high:g}" role="img" aria-label="{words}">{grid}{labels}'
         f'<polygon points="{path("high_ms")} {path("low_ms", -1)}" fill="#2076d6" fill-opacity=".25"/>'
         f'{alone}<polyline points="{path("step_ms")}" fill="none" stroke="#2076d6" stroke-width="2.5"/>{dots}'
-        f'<text x="{left}" y="{high - 4:g}">ranks (logarithmic); step in ms; dashed: compute alone</text></svg>'
+        f'<text x="{left}" y="{high - 4:g}">ranks (log scale); step in ms; dashed: compute alone</text></svg>'
     )
