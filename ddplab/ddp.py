@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves
 
 from ddplab._buckets import MIB, Bucket, assign_buckets
 from ddplab._replica import Replica
@@ -55,21 +56,38 @@ class OverlappedDDP(Replica):
 
     def _build(self, params: Sequence[Parameter]) -> None:
         super()._build(params)
+        self._called_back = False  # has autograd been asked to call us at the very end of this backward?
         self._bucket_of: dict[Parameter, Bucket] = {p: b for b in self._buckets for p in b.parameters()}
         self._restart()
 
     def _restart(self) -> None:
         self._missing = {b: len(b.parameters()) for b in self._buckets}
         self._next = 0  # the bucket whose turn it is
-        self._called_back = False
 
     def _assign(self, params: Sequence[Parameter]) -> list[list[Parameter]]:
         return [[p] for p in params]
 
-    def _on_ready(self, p: Parameter) -> None:
-        if not self._called_back:  # autograd calls finish() at the very end of this backward
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        # Backward reaches the outputs first. A gradient may come first from a backward inside it (a checkpointed last
+        # layer, reentrant), whose end is not the end.
+        for t in tree_leaves(out) if self._armed else ():
+            if isinstance(t, torch.Tensor) and t.requires_grad:
+                t.register_hook(lambda grad: self._await_end_of_backward())
+        return out
+
+    def _await_end_of_backward(self) -> None:
+        if self._armed and not self._called_back:
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_end_of_backward)
             self._called_back = True
+
+    def _on_end_of_backward(self) -> None:
+        self._called_back = False
+        if self._pending:  # not so after torch.autograd.grad with respect to inputs
+            self.finish()
+
+    def _on_ready(self, p: Parameter) -> None:
+        self._await_end_of_backward()
         if p in self._bucket_of:
             self._missing[self._bucket_of[p]] -= 1
         while self._next < len(self._buckets) and self._missing[self._buckets[self._next]] == 0:

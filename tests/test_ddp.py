@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
 from ddplab._buckets import assign_buckets
 from ddplab.accumulate import assert_grads_in_sync
@@ -384,6 +385,38 @@ def state_by_parameter(wrap):
     return totals, kinds, indices
 
 
+class Checkpointed(nn.Module):
+    """The last layer is recomputed in a backward inside backward, so the first gradients come from in there."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x, reentrant):
+        return {"out": checkpoint(self.c, self.b(self.a(x)), use_reentrant=reentrant)}
+
+
+def unusual_backwards(wrap):
+    """Checkpointing, and a penalty on the gradient with respect to the input."""
+    r = dist.get_rank()
+
+    def train(wrap, reentrant, penalty):
+        torch.manual_seed(0)
+        ddp = wrap(Checkpointed().double())
+        for step in range(2):
+            ddp.zero_grad()
+            x = batch(r, step, 4, (3,), torch.float64).requires_grad_(penalty)
+            loss = (ddp(x, reentrant)["out"] ** 2).mean()
+            if penalty:
+                loss = loss + torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
+            loss.backward()
+            getattr(ddp, "finish", lambda: None)()
+        return torch.cat([p.grad.flatten() for p in ddp.parameters()])
+
+    kinds = (False, False), (True, False), (False, True)
+    return [float((train(wrap, *kind) - train(TorchDDP, *kind)).abs().max()) for kind in kinds]
+
+
 def outcome(fn):
     try:
         return fn()
@@ -545,7 +578,7 @@ def collectives(wrap):
 
 
 def on_two_ranks():
-    each = different_order, hooks, state_by_parameter, unused, changed, misuse, housekeeping, buffers
+    each = different_order, hooks, state_by_parameter, unusual_backwards, unused, changed, misuse, housekeeping, buffers
     found = {f.__name__: {name: f(wrap) for name, wrap in OURS.items()} for f in each}
     found["buffers"]["torch"] = buffers(TorchDDP)
     cap = dict(bucket_cap_mb=0.3)
@@ -581,6 +614,12 @@ def test_hook_state_by_parameter_survives_the_rebuild(two, name):
         assert totals == [total] * 3
         assert kinds == {(d, d) for d in (torch.float32, torch.float64, torch.bfloat16)}
         assert indices == [(i, i == len(indices) - 1) for i in range(len(indices))]
+
+
+@EACH
+def test_backward_inside_backward_and_double_backward(two, name):
+    for found in two:
+        assert max(found["unusual_backwards"][name]) < 1e-12
 
 
 @EACH
