@@ -321,6 +321,18 @@ def test_dark_pages_colour_it(show: Show) -> None:
     assert colours == ["rgb(206, 214, 221)"] * 3 + ["rgb(20, 24, 30)"]
 
 
+def test_a_screen_reader_gets_the_table_and_what_changed(show: Show) -> None:
+    page = show(RingStepper(4)).page
+    spoken = page.locator("[aria-live=polite]")
+    assert spoken.text_content() == ""  # nothing is read aloud before the reader does something
+    go(page, 3)
+    assert "GPU0 owns SUM3" in spoken.text_content() and "B1 and C1 are missing" in spoken.text_content()
+    table = page.get_by_role("table").aria_snapshot()
+    assert 'rowheader "GPU0 A 76.8 MB"' in table
+    assert 'cell "A1+D1 (not the full sum that the article shows)"' in table
+    assert 'cell "SUM3 (added in this step, owned)"' in table
+
+
 def test_controls_have_names_and_keep_their_keys(show: Show) -> None:
     page = show(RingStepper(4)).page
     controls = page.locator("button, input, select")

@@ -53,12 +53,15 @@ function story(view) {
   return { text: [...said, close.text].filter(Boolean).join(" "), alarm: close.alarm };
 }
 
+// A number and its unit stay on one line.
+const amount = count => bytes(count).replace(" ", "\u00a0");
+
 function price({ schedule, variant, step, part, counts }) {
   const { ranks, chunks, steps } = schedule, all = counts.reduce((a, b) => a + b, 0), most = Math.max(...counts);
-  const strong = count => h("b", {}, bytes(count * part));
+  const strong = count => h("b", {}, amount(count * part));
   if (variant)
-    return [`Sent by each rank: ${step} × S/${ranks} = `, strong(step), `. By all: `, strong(all), `. At the end each will have sent 2(N − 1) × S/N = ${steps} × ${bytes(part)} = ${bytes(steps * part)}.`];
-  const unit = chunks > 1 ? `A chunk is S/${chunks} = ${bytes(part)}. ` : "Each transfer carries all of S. ";
+    return [`Sent by each rank: ${step} × S/${ranks} = `, strong(step), `. By all: `, strong(all), `. At the end each will have sent 2(N − 1) × S/N = ${steps} × ${amount(part)} = ${amount(steps * part)}.`];
+  const unit = chunks > 1 ? `A chunk is S/${chunks} = ${amount(part)}. ` : "Each transfer carries all of S. ";
   return [`${unit}Sent so far by all ranks together: `, strong(all), "; by the rank that has sent most: ", strong(most), ` (${+(most / chunks).toFixed(2)} × S).`];
 }
 

@@ -1,18 +1,23 @@
 import { svg, calm } from "./kit.js";
 import { finished, letter, span, terms } from "./collective.js";
 // The ranks on a circle, each with its row of chunks in miniature, and an arrow for every transfer of the step.
-const WIDTH = 390, HEIGHT = 330, RX = 155, RY = 140, NODE_W = 72, NODE_H = 42;
+const NODE_W = 72, NODE_H = 42;
+// up to four ranks a smaller picture: it then stands beside the table even in a narrow column
+const sizes = ranks => (ranks > 4 ? { width: 390, height: 330, rx: 155, ry: 140 } : { width: 304, height: 268, rx: 114, ry: 109 });
 
 const angle = (rank, ranks) => -Math.PI / 2 + (2 * Math.PI * rank) / ranks;
-const onEllipse = (a, scale = 1) => [WIDTH / 2 + scale * RX * Math.cos(a), HEIGHT / 2 + scale * RY * Math.sin(a)];
-const place = (rank, ranks) => onEllipse(angle(rank, ranks));
+function onEllipse(a, ranks, scale = 1) {
+  const { width, height, rx, ry } = sizes(ranks);
+  return [width / 2 + scale * rx * Math.cos(a), height / 2 + scale * ry * Math.sin(a)];
+}
+const place = (rank, ranks) => onEllipse(angle(rank, ranks), ranks);
 
 /** Points of the way from one rank to another, cut where it leaves the first node and where it meets the second. */
 function way(src, dst, ranks, along) {
   const [x0, y0] = place(src, ranks), [x1, y1] = place(dst, ranks);
   const bow = 0.14, cx = (x0 + x1) / 2 - bow * (y1 - y0), cy = (y0 + y1) / 2 + bow * (x1 - x0);
   const at = t => along
-    ? onEllipse(angle(src, ranks) + (along * t * 2 * Math.PI) / ranks)
+    ? onEllipse(angle(src, ranks) + (along * t * 2 * Math.PI) / ranks, ranks)
     : [(1 - t) ** 2 * x0 + 2 * t * (1 - t) * cx + t * t * x1, (1 - t) ** 2 * y0 + 2 * t * (1 - t) * cy + t * t * y1];
   const inside = ([x, y], [nx, ny], room) => Math.abs(x - nx) < NODE_W / 2 + room && Math.abs(y - ny) < NODE_H / 2 + room;
   const points = Array.from({ length: 81 }, (_, i) => at(i / 80));
@@ -56,19 +61,19 @@ const short = (held, chunk, ranks, direction) =>
 
 /** direction: +1 or -1 where the schedule is a ring, else 0. `moved` lets the labels travel. */
 export function ringPicture({ schedule, held, before, step, direction, title, moved }) {
-  const { ranks, transfers } = schedule, sent = transfers.filter(t => t[0] === step - 1);
+  const { ranks, transfers } = schedule, { width, height } = sizes(ranks), sent = transfers.filter(t => t[0] === step - 1);
   const pairs = [...new Set(transfers.map(([, src, dst]) => src * ranks + dst))].map(p => [Math.floor(p / ranks), p % ranks]);
   const path = (src, dst) => way(src, dst, ranks, direction);
   const crowded = sent.length > 2 * ranks || new Set(sent.map(([, src, dst]) => src * ranks + dst)).size < sent.length;
   const parcels = crowded ? [] : sent.map(([, src, dst, chunk]) => {
     const middle = angle(src, ranks) + (direction * Math.PI) / ranks;
-    const points = path(src, dst), rest = direction ? onEllipse(middle, ranks > 4 ? 0.68 : 0.97) : points[Math.floor(points.length * 0.45)];
+    const points = path(src, dst), rest = direction ? onEllipse(middle, ranks, ranks > 4 ? 0.68 : 0.97) : points[Math.floor(points.length * 0.45)];
     return parcel(short(before[src][chunk], chunk, ranks, direction), rest, moved && !calm() && place(src, ranks), src);
   });
   const label = sent.length ? `Arrows of step ${step}: ${sent.length} transfers` : "The ranks on a circle, nothing sent yet";
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "ddp-ring", role: "img", "aria-label": label },
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "ddp-ring", style: `max-width: ${width * 1.08}px`, role: "img", "aria-label": label },
     pairs.map(([src, dst]) => arrow(path(src, dst), "ddp-idle", src)),
     sent.map(([, src, dst]) => arrow(path(src, dst), "ddp-busy", src)),
-    direction !== 0 && title.map((line, i) => svg("text", { class: `ddp-title${i}`, x: WIDTH / 2, y: HEIGHT / 2 - 6 + 18 * i }, line)),
+    direction !== 0 && title.map((line, i) => svg("text", { class: `ddp-title${i}`, x: width / 2, y: height / 2 - 6 + 18 * i }, line)),
     held.map((row, rank) => node(rank, row, ranks)), parcels);
 }

@@ -5,7 +5,7 @@ import { notes } from "./notes.js";
 // The stepper: the reader drives a collective step by step. Ranks and variant are chosen in the figure, unless a schedule came as data.
 const NAMES = { article: "article", textbook: "textbook", nccl: "NCCL", gloo: "gloo" };
 const NARROW = 5; // with more chunks than this a cell has no room for a long sum
-const SIZES = [4096, 1e6, 25.6e6, 102.4e6, 1e9];
+const SIZES = [1000, 1e6, 25.6e6, 102.4e6, 1e9];
 
 /** All that a frame shows, from the model alone. */
 function frame(model) {
@@ -74,7 +74,7 @@ function render({ model, el }) {
   const say = step => `step ${step} of ${live().steps}, ${phase(live(), step)}`;
   const [first, second] = [h("span", {}), h("span", {})], phases = h("div", { class: "ddp-phases", "aria-hidden": "true" }, first, second);
   const { bar, show } = transport(model, { last: () => live().steps, say, above: phases });
-  const picture = h("div", {}), chunks = h("div", {}), note = h("div", { class: "ddp-note" }), cost = h("p", { class: "ddp-cost" });
+  const picture = h("div", {}), chunks = h("div", {}), panes = h("div", { class: "ddp-panes" }, picture, chunks), note = h("div", { class: "ddp-note" }), cost = h("p", { class: "ddp-cost" });
   const legend = h("p", { class: "ddp-legend" }), spoken = h("p", { class: "ddp-spoken", "aria-live": "polite" });
   const sizes = [...new Set([...SIZES, model.get("nbytes")])].sort((a, b) => a - b).map(size => [size, bytes(size)]);
   const ranks = Array.from({ length: 7 }, (_, i) => [i + 2, String(i + 2)]);
@@ -91,6 +91,7 @@ function render({ model, el }) {
       span.className = on ? "on" : "";
     });
     const turn = view.direction > 0 ? "↻" : "↺", title = [step ? `step ${step} of ${schedule.steps}` : "start", `${step ? phase(schedule, step) : "ring"} ${turn}`];
+    panes.classList.toggle("ddp-many", schedule.ranks > 4 || schedule.chunks > NARROW);
     picture.replaceChildren(ringPicture({ ...view, title, moved: shown !== null && step === shown + 1 }));
     chunks.replaceChildren(table(view));
     const { text, alarm, cost: price, full } = notes(view, phase(schedule, step));
