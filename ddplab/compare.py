@@ -71,6 +71,8 @@ def compare(
     from ddplab.launch import resolve_backend
     from ddplab.profile import Profile
 
+    if "RANK" in os.environ:
+        raise ValueError("compare starts ranks of its own, also a single one to compare with: run it without torchrun")
     unknown = [name for name in schemes if name not in ROWS]
     if unknown or not schemes:
         raise ValueError(f"schemes are {', '.join(ROWS)}, not {unknown or schemes!r}")
@@ -81,8 +83,6 @@ def compare(
         from ddplab.assumed import torchvision_model
 
         torchvision_model(model)  # an unknown name is refused here, not in a rank
-    if "RANK" in os.environ:
-        raise ValueError("compare starts ranks of its own, also a single one to compare with: run it without torchrun")
     n = ranks or (hosts.ranks if hosts is not None else 4)
     paced = pace or isinstance(model, Profile)
     order = (model, batch, paced, backward_s, bucket_cap_mb, steps, warmup)
