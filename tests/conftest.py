@@ -146,6 +146,30 @@ def watch(browser: Any, site: str, html: Path) -> Iterator[Any]:
         context.close()
 
 
+def a_page(*figures: Any, head: str = "") -> str:
+    body = "\n".join(figure.html() for figure in figures)
+    start = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    return f'{start}<title>Figures</title><link rel="icon" href="data:,">{head}<body>{body}</body></html>'
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """`show(figure, ..., scheme="http" or "file", **browser options)`: a watched page with only these figures on it."""
+    contexts = []
+    with serve(tmp_path) as address:
+
+        def make(*figures: Any, scheme: str = "http", head: str = "", **options: Any) -> Watch:
+            (tmp_path / "figure.html").write_text(a_page(*figures, head=head), "utf-8")
+            contexts.append(browser.new_context(**options))
+            watched = Watch(contexts[-1], address if scheme == "http" else tmp_path.as_uri())
+            watched.open("figure.html")
+            return watched
+
+        yield make
+        for context in contexts:
+            context.close()
+
+
 @pytest.fixture
 def notebook_file() -> Any:
     """`notebook_file(path, cells)` writes a small notebook; a cell is source, (tag, source) or ("markdown", text)."""

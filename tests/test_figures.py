@@ -1,4 +1,4 @@
-"""The figures in a real browser, and what they are made of. The stepper's states are compared with the schedules'."""
+"""What every figure is made of: its HTML, its still, its words, and the recipe for a new one."""
 
 from __future__ import annotations
 
@@ -7,345 +7,18 @@ import re
 import shutil
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Watch, serve
+from figure_pages import OTHERS, RINGS, known_ring, step_of
 
 import ddplab as dl
-from ddplab.figures import VARIANTS, Figure, RingStepper, Stepper, base, figure_of
+from ddplab.figures import Figure, RingStepper, Stepper, base, figure_of
 
-OTHERS = [
-    dl.star(4),
-    dl.star(8),
-    dl.chain(4, chunks=4),
-    dl.direct(4),
-    dl.tree(8),
-    dl.halving_doubling(8),
-    dl.hierarchical(2, 4),
-    dl.ring(1),
-    dl.ring(9, first_chunk=3),
-]
-RINGS = [(variant, ranks) for variant in VARIANTS for ranks in range(2, 9)]
-IMPORT = "import(URL.createObjectURL(new Blob([source], {type: 'text/javascript'})))"
 
-Show = Callable[..., Watch]
-
-
-def known_ring(variant: str, ranks: int) -> dl.Schedule:
-    first, direction = VARIANTS[variant]
-    return dl.ring(ranks, first_chunk=first, direction=direction)
-
-
-def listed(states: Any) -> list:
-    return [[[list(held) for held in row] for row in state] for state in states]
-
-
-def a_page(*figures: Figure, head: str = "") -> str:
-    body = "\n".join(figure.html() for figure in figures)
-    start = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    return f'{start}<title>Figures</title><link rel="icon" href="data:,">{head}<body>{body}</body></html>'
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
-    """`show(figure, ..., scheme="http" or "file", **browser options)`: a watched page with only these figures on it."""
-    contexts = []
-    with serve(tmp_path) as address:
-
-        def make(*figures: Figure, scheme: str = "http", head: str = "", **options: Any) -> Watch:
-            (tmp_path / "figure.html").write_text(a_page(*figures, head=head), "utf-8")
-            contexts.append(browser.new_context(**options))
-            watched = Watch(contexts[-1], address if scheme == "http" else tmp_path.as_uri())
-            watched.open("figure.html")
-            return watched
-
-        yield make
-        for context in contexts:
-            context.close()
-
-
-def step_of(page: Any, figure: int = 0) -> str:
-    return page.locator(".ddp-slider").nth(figure).get_attribute("aria-valuetext")
-
-
-def go(page: Any, step: int) -> None:
-    page.locator(".ddp-slider").fill(str(step))
-
-
-# What the table shows: for each rank and chunk the whole sum, the sign of the step's event and the status sign.
-CELLS = """() => [...document.querySelectorAll('.ddp-table [role=row]')].slice(1).map(row =>
-  [...row.querySelectorAll('.ddp-cell')].map(cell =>
-    [cell.title, cell.querySelector('.ddp-event').textContent, cell.querySelector('.ddp-status').textContent]))"""
-# The figure at every step of one ring, through its own slider.
-FRAMES = """look => { const slider = document.querySelector('.ddp-slider'), frames = [];
-  for (let step = 0; step <= +slider.max; step++) {
-    slider.value = step; slider.dispatchEvent(new Event('input')); frames.push(look(step)); }
-  return frames; }"""
-
-
-def cells(page: Any) -> list[list[list[str]]]:
-    return page.evaluate(CELLS)
-
-
-def frames(page: Any, variant: str, ranks: int, look: str) -> list:
-    """look() at every step of this ring."""
-    page.get_by_role("button", name=variant).click()
-    page.get_by_label("Ranks", exact=True).select_option(str(ranks))
-    return page.evaluate(f"() => ({FRAMES})({look})")
-
-
-# ---- the rule and the states
-
-
-def test_javascript_states_equal_the_schedules(browser: Any) -> None:
-    page = browser.new_page()
-    got = page.evaluate(
-        f"""async ([source, rings]) => {{ const {{ default: stepper }} = await {IMPORT};
-          return rings.map(([variant, n]) => {{ const ring = stepper.ring(n, variant);
-            return {{ transfers: ring.transfers, reduce: ring.reduce_steps, states: stepper.states(ring) }} }}) }}""",
-        [RingStepper.esm(), RINGS],
-    )
-    for (variant, ranks), drawn in zip(RINGS, got, strict=True):
-        schedule = known_ring(variant, ranks)
-        assert drawn["transfers"] == [list(row) for row in schedule.transfers], (variant, ranks)
-        assert drawn["states"] == listed(schedule.states()), (variant, ranks)
-        assert drawn["reduce"] == schedule.reduce_steps
-
-    passed = [Stepper(schedule).state["schedule"] for schedule in OTHERS]
-    states = page.evaluate(
-        f"async ([source, all]) => {{ const m = await {IMPORT}; return all.map(m.default.states) }}",
-        [Stepper.esm(), passed],
-    )
-    assert states == [listed(schedule.states()) for schedule in OTHERS]
-    page.close()
-
-
-def test_a_contribution_counted_twice_is_shown_twice(browser: Any) -> None:
-    twice = dl.Schedule.from_rows("twice", 2, 1, [(0, 0, 1, 0, 1), (1, 0, 1, 0, 1), (2, 0, 1, 0, 1)])
-    page = browser.new_page()
-    state = page.evaluate(
-        f"async ([source, schedule]) => (await {IMPORT}).default.states(schedule)",
-        [Stepper.esm(), Stepper(twice).state["schedule"]],
-    )
-    assert state == listed(twice.states())
-    assert state[-1] == [[[0]], [[0, 0, 1]]]
-    page.close()
-
-
-def test_variants_are_those_of_the_claim() -> None:
-    """C21's table: what GPU0 sends first, to whom, and the chunk it owns after the reduce phase, chunks from 1."""
-    table = {"article": ("A2", 1, 3), "textbook": ("A1", 1, 2), "nccl": ("A4", 1, 1), "gloo": ("A2", 3, 1)}
-    assert table.keys() == VARIANTS.keys()
-    for variant, (sent, to, owned) in table.items():
-        schedule = known_ring(variant, 4)
-        first = next(row for row in schedule.transfers if row.step == 0 and row.src == 0)
-        assert (f"A{first.chunk + 1}", first.dst) == (sent, to)
-        assert schedule.verify()[0] + 1 == owned
-
-
-# ---- the page
-
-
-@pytest.mark.parametrize("scheme", ["http", "file"])
-def test_mouse_and_keyboard_drive_it(show: Show, scheme: str) -> None:
-    watched = show(RingStepper(4), scheme=scheme)
-    page, slider = watched.page, watched.page.locator(".ddp-slider")
-    assert step_of(page) == "step 0 of 6, start"
-    before = page.locator(".ddplab-figure").inner_html()
-
-    page.get_by_role("button", name="One step forward").click()
-    assert step_of(page) == "step 1 of 6, reduce-scatter"
-    assert page.locator(".ddplab-figure").inner_html() != before
-    assert [row[0][0] for row in cells(page)] == ["A1+D1", "B1", "C1", "D1"]
-    spoken = page.locator("[aria-live=polite]").text_content()
-    assert all(f"GPU{a} sent {x} to GPU{b}" in spoken for a, x, b in [(0, "A2", 1), (1, "B3", 2), (3, "D1", 0)])
-    page.get_by_role("button", name="One step back").click()
-    assert step_of(page) == "step 0 of 6, start"
-
-    slider.focus()
-    for key, expected in [("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 6), ("Home", 0)]:
-        page.keyboard.press(key)
-        assert step_of(page).startswith(f"step {expected} of 6"), key
-
-    box = slider.bounding_box()
-    middle = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 11, middle)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2, middle, steps=5)
-    assert step_of(page).startswith("step 3 of 6")
-    page.mouse.up()
-
-    play = page.get_by_role("button", name="Play")
-    play.focus()
-    page.keyboard.press(" ")
-    page.wait_for_function("document.querySelector('.ddp-slider').value === '4'")
-    page.get_by_role("button", name="Pause").click()
-    assert page.get_by_role("button", name="Play").is_visible()
-    page.keyboard.press(" ")  # goes on, and stops by itself at the end
-    page.wait_for_function("document.querySelector('.ddp-slider').value === '6'")
-    page.get_by_role("button", name="Play").wait_for()
-    assert watched.problems == [] and watched.outside == []
-
-
-def test_ranks_variant_and_payload_are_chosen_in_the_figure(show: Show) -> None:
-    watched = show(RingStepper(4, step=3))
-    page = watched.page
-    page.get_by_role("button", name="gloo").click()
-    assert step_of(page) == "step 3 of 6, reduce-scatter"
-    assert cells(page)[0][0] == ["SUM1", "+", "★"]
-    page.get_by_label("Ranks", exact=True).select_option(
-        "8"
-    )  # the end of reduce-scatter stays the end of reduce-scatter
-    assert step_of(page) == "step 7 of 14, reduce-scatter"
-    page.get_by_label("Gradient S").select_option("25600000")
-    assert page.locator(".ddp-who").first.text_content() == "GPU0 A22.4 MB"  # 7/8 of 25.6 MB
-    page.get_by_label("Ranks", exact=True).select_option("2")
-    assert step_of(page) == "step 1 of 2, reduce-scatter"
-    assert page.get_by_role("button", name="gloo").get_attribute("aria-pressed") == "true"
-    assert watched.problems == []
-
-
-def test_every_frame_shows_what_the_schedule_says(show: Show) -> None:
-    """Sums, events, owners, arrows and bytes, for every variant, number of ranks and step."""
-    page = show(RingStepper(2)).page
-    size, units = 102.4e6, {"B": 1, "kB": 1e3, "MB": 1e6}
-    look = f"""() => [({CELLS})(), document.querySelectorAll('.ddp-busy').length,
-      document.querySelectorAll('.ddp-parcel').length,
-      [...document.querySelectorAll('.ddp-who > span')].map(e => e.textContent)]"""
-    for variant, ranks in RINGS:
-        schedule = known_ring(variant, ranks)
-        states, owners = schedule.states(), schedule.verify()
-        for step, (table, arrows, labels, counts) in enumerate(frames(page, variant, ranks, look)):
-            where = (variant, ranks, step)
-            sent = [row for row in schedule.transfers if row.step == step - 1]
-            assert arrows == labels == len(sent), where
-            for count in counts:  # shown with four digits
-                number, unit = count.split()
-                assert float(number) * units[unit] == pytest.approx(step * size / ranks, rel=1e-3), where
-            events = {(row.src, row.chunk): "↗" for row in sent}
-            events |= {(row.dst, row.chunk): "+" if row.reduce else "=" for row in sent}
-            for rank, row in enumerate(table):
-                for chunk, cell in enumerate(row):
-                    held = states[step][rank][chunk]
-                    full = held == tuple(range(ranks))
-                    status = "★" if full and step >= ranks - 1 and owners[rank] == chunk else "✓" if full else ""
-                    if variant == "article" and step == ranks - 1 and rank == chunk and not full:
-                        status = "✗"  # here the article shows the full sum of chunk r on GPU r
-                    total = f"SUM{chunk + 1}" if full else "+".join(f"{chr(65 + r)}{chunk + 1}" for r in held)
-                    assert cell == [total, events.get((rank, chunk), ""), status], (*where, rank, chunk)
-        assert step == schedule.steps
-
-
-def test_where_the_article_breaks(show: Show) -> None:
-    page = show(RingStepper(4, step=3)).page
-    assert cells(page)[0][0] == ["A1+D1", "", "✗"]
-    note = page.locator(".ddp-alarm").text_content()
-    assert all(word in note for word in ("C21", "GPU0", "A1+D1", "B1 and C1 are missing", "GPU0 owns SUM3"))
-    go(page, 2)
-    assert page.locator(".ddp-alarm").count() == 0
-    go(page, 4)
-    assert "C24" in page.locator(".ddp-note").text_content()
-    page.get_by_label("Ranks", exact=True).select_option("2")  # r + 1 and r - 1 are the same chunk: nothing to mark
-    go(page, 1)
-    assert page.locator(".ddp-alarm").count() == 0 and "by luck" in page.locator(".ddp-note").text_content()
-
-
-@pytest.mark.parametrize("schedule", OTHERS, ids=lambda s: f"{s.name}{s.ranks}")
-def test_any_small_schedule_can_be_driven(show: Show, schedule: dl.Schedule) -> None:
-    watched = show(Stepper(schedule))
-    page = watched.page
-    for step in range(schedule.steps + 1):
-        go(page, step)
-        assert step_of(page).startswith(f"step {step} of {schedule.steps}")
-    assert {status for row in cells(page) for _, _, status in row} <= {"✓", "★"}
-    number, unit = page.locator(".ddp-cost b").first.text_content().split()
-    total = float(number) * {"B": 1, "MB": 1e6, "GB": 1e9}[unit]
-    assert total == pytest.approx(len(schedule.transfers) * 102.4e6 / schedule.chunks, rel=1e-3)
-    assert watched.problems == []
-
-
-# ---- how it looks: phone, paper, theme, motion
-
-
-def test_nothing_overflows_or_overlaps_on_a_phone(show: Show) -> None:
-    page = show(RingStepper(2), viewport={"width": 390, "height": 844}).page
-    look = """() => {
-      const box = e => e.getBoundingClientRect(), all = q => [...document.querySelectorAll(q)];
-      const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-      const spilt = all('.ddp-cell').filter(cell => { const words = document.createRange();
-        words.selectNodeContents(cell.querySelector('.ddp-words'));
-        const [text, room] = [box(words), box(cell)];
-        return text.left < room.left || text.right > room.right || text.bottom > room.bottom; });
-      const things = all('.ddp-box, .ddp-parcel rect').map(box);
-      const crossed = things.flatMap((a, i) => things.slice(i + 1).filter(b => meet(a, b)));
-      return [document.documentElement.scrollWidth, spilt.map(cell => cell.title), crossed.length]; }"""
-    page.emulate_media(reduced_motion="reduce")  # measure the labels where they come to rest
-    for variant, ranks in RINGS[:7] + RINGS[-7:]:  # one of each direction
-        for step, found in enumerate(frames(page, variant, ranks, look)):
-            assert found == [390, [], 0], (variant, ranks, step)
-
-
-def test_motion_only_where_it_is_welcome(show: Show) -> None:
-    moving = "document.getAnimations().length"
-    for wish, expected in (("no-preference", True), ("reduce", False)):
-        page = show(RingStepper(4), reduced_motion=wish).page
-        page.get_by_role("button", name="One step forward").click()
-        assert bool(page.evaluate(moving)) is expected
-
-
-def test_paper_has_no_controls_and_keeps_the_picture(show: Show) -> None:
-    page = show(RingStepper(4, step=3, caption="What to see.")).page
-    page.emulate_media(media="print")
-    assert not any(box.is_visible() for box in page.locator("button, input, select").all())
-    assert page.locator(".ddp-ring").is_visible() and page.get_by_text("What to see.").is_visible()
-
-
-def test_without_scripts_the_still_and_the_words_remain(show: Show) -> None:
-    page = show(RingStepper(4, step=3), java_script_enabled=False).page
-    still = page.locator("img.ddp-still")
-    assert still.is_visible()
-    assert "GPU0: A1+D1, A2, SUM3, A4+C4+D4" in still.get_attribute("alt")
-
-
-def test_dark_pages_colour_it(show: Show) -> None:
-    head = "<style>body { color: #ced6dd; background: #14181e } :root { --pst-color-background: #14181e }</style>"
-    page = show(RingStepper(4), head=head).page
-    colours = page.evaluate(
-        """['.ddp-ring text', '.ddp-cell', 'button', '.ddp-ring .ddp-box'].map(q => {
-             const look = getComputedStyle(document.querySelector(q));
-             return q.endsWith('box') || q.endsWith('text') ? look.fill : look.color; })"""
-    )
-    assert colours == ["rgb(206, 214, 221)"] * 3 + ["rgb(20, 24, 30)"]
-
-
-def test_a_screen_reader_gets_the_table_and_what_changed(show: Show) -> None:
-    page = show(RingStepper(4)).page
-    spoken = page.locator("[aria-live=polite]")
-    assert spoken.text_content() == ""  # nothing is read aloud before the reader does something
-    go(page, 3)
-    assert "GPU0 owns SUM3" in spoken.text_content() and "B1 and C1 are missing" in spoken.text_content()
-    table = page.get_by_role("table").aria_snapshot()
-    assert 'rowheader "GPU0 A 76.8 MB"' in table
-    assert 'cell "A1+D1 (not the full sum that the article shows)"' in table
-    assert 'cell "SUM3 (added in this step, owned)"' in table
-
-
-def test_controls_have_names_and_keep_their_keys(show: Show) -> None:
-    page = show(RingStepper(4)).page
-    controls = page.locator("button, input, select")
-    assert controls.count() == 10
-    for control in controls.all():
-        assert control.get_attribute("data-lm-suppress-shortcuts") == "true"
-        assert control.evaluate("e => (e.ariaLabel || e.textContent || '').trim() || e.labels?.[0]?.textContent")
-
-
-# ---- figures and their pages
-
-
-def test_figures_on_one_page_are_independent(show: Show) -> None:
+def test_figures_on_one_page_are_independent(show: Any) -> None:
     watched = show(RingStepper(4), RingStepper(4), RingStepper(4, "gloo"))
     page = watched.page
     page.get_by_role("button", name="One step forward").nth(1).click()
@@ -356,7 +29,7 @@ def test_figures_on_one_page_are_independent(show: Show) -> None:
     assert watched.problems == []
 
 
-def test_an_output_shown_again_comes_alive_again(show: Show) -> None:
+def test_an_output_shown_again_comes_alive_again(show: Any) -> None:
     """What notebooks do: the same HTML inserted into a living page, its script re-created."""
     watched = show(RingStepper(4))
     watched.page.evaluate(
@@ -433,7 +106,7 @@ def test_bad_arguments_are_named(make: Callable[[], Any], message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_the_recipe_for_a_new_figure_works(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_for_a_new_figure_works(show: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two listings in base.py's docstring, as they stand there."""
     blocks = re.findall(r"(?:^    .*\n|^\n)+", inspect.getdoc(base) + "\n", re.MULTILINE)
     python, script = (textwrap.dedent(block).strip() + "\n" for block in blocks if block.strip())
