@@ -39,7 +39,8 @@ _LEAST_ANGLE = 1e-6  # below this the two columns of the system point the same w
 def ring_seconds(n: int, nbytes: float, link: Link) -> float:
     """The ring in closed form, for any number of ranks: 2 (n - 1) (alpha + nbytes / (n B)), B = `link.payload_Bps`.
 
-    One rank a host, no burst, chunks of equal size. Source: NCCL src/graph/tuning.cc:404-417; claim C27.
+    One rank a host, no burst, chunks of equal size. Source: NCCL 2.30.7,
+    src/graph/tuning.cc:289, 379, 412 and 653; claim C27.
     """
     n = count(n, "ring_seconds' number of ranks", error=ValueError)
     if not isinstance(nbytes, Real) or not 0 <= nbytes < math.inf:

@@ -120,8 +120,8 @@ def _nvlink(name: str, nominal: float, usable: float) -> Link:
 
 
 # Links met in the field, one direction, per GPU or adapter. NVLink: links x rate per link, and the part of it that NCCL
-# counts as usable (NCCL src/graph/topo.h:20-24: 20.0 of 25 GB/s for V100 and A100, 20.6 of 25 for H100, 40.1 of 50 for
-# B200; claim C08). Latencies are assumed: 5 us for NVLink (claim C27 uses the same), 50 us for TCP over Ethernet.
+# counts as usable (NCCL 2.30.7, src/graph/topo.h:20-24: 20.0 of 25 GB/s for V100 and A100, 20.6 of 25 for H100, 40.1
+# of 50 for B200; claim C08). Assumed latencies: 5 us for NVLink (claim C27 uses the same), 50 us for TCP on Ethernet.
 FIELD_LINKS = {
     link.name: link
     for link in (
