@@ -4,7 +4,8 @@
 
 Expected: at most 1.03 times gloo's time on four emulated 1 Gbit/s hosts at 25.6 MB, at most 1.10 on loopback with four
 ranks at 102.4 MB. On links the wire is the limit, and ours waits at the end of each step until the last segment is
-summed. On loopback the limit is the two cores' copying: every byte goes into the kernel and out again, then is summed.
+summed. On loopback the limit is the CPU: both cores are busy, every byte goes into the kernel and out of it again, and
+each message wakes a thread at both ends.
 """
 
 from __future__ import annotations

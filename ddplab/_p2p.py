@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from ddplab._plan import Receive, Round, Send, Step
 
-SEGMENT_BYTES = (1 << 20, 4 << 20)
+SEGMENT_BYTES = (1 << 20, 8 << 20)
 """Least and most bytes of a message, where the chunk has as many. A message wakes a thread at both ends, so small ones
-cost: 1 MiB instead of 4 MiB is 5% slower over loopback. But the sum of a chunk's last segment hides behind nothing, so
-a chunk is cut at least in two: 1% faster on eight 1 Gbit/s links."""
+cost: over loopback, 8 MiB instead of 4 MiB takes 9% less CPU. But the sum of a chunk's last segment hides behind
+nothing, so a chunk is cut at least in two: 1% faster on eight 1 Gbit/s links."""
 
 _ROUNDS_AHEAD = 2
 _MOST_KEPT_BYTES = 64 << 20
