@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DEVICE = "e0"  # each host's network device
 _MOST_HOSTS = 64
+_SETUP_S = 60
 _MOST_BPS = 2**32 - 1  # the kernel's 32-bit rate field
 _APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 
@@ -93,6 +95,8 @@ class Hosts:
             start_new_session=True,  # Ctrl-C goes to the caller, which closes us
         )
         try:
+            if not select.select([self._holder.stdout], [], [], _SETUP_S)[0]:
+                raise HostsError(f"the kernel did not make the hosts within {_SETUP_S} s; is this machine overloaded?")
             line = self._holder.stdout.readline()
             if not line:
                 raise HostsError(f"the holder of the hosts died: {self._holder.stderr.read().strip()[-500:]}")
