@@ -1,6 +1,6 @@
 """Is the timeline right? One step of torch's DDP on four emulated hosts, paced compute, measured, over the prediction.
 
-    python benchmarks/timeline_predicted_vs_measured.py --part 1    (of 6: link x hook; about two minutes each)
+    python benchmarks/timeline_predicted_vs_measured.py --part 1    (of 6: link x hook; two to four minutes each)
     python benchmarks/timeline_predicted_vs_measured.py --report
 
 A part calibrates (all-reduce, copy and cast on their own, without DDP), records the paced model on all ranks at once,
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,14 @@ PARTS = list(itertools.product(("1gbit", "0.5gbit", "0.2gbit"), ("none", "fp16")
 CAPS_MB = (1, 5, 25, 100)
 HOSTS = 4
 COMPUTE_S = 1.2
+BASIS = "paced: torch's DDP on 4 emulated hosts, ResNet-18's parameters, backward waits on the clock"
 KEY = ["link", "hook", "bucket_cap_mb"]
 
 
-def measure(link: str, hook: str, steps: int) -> pd.DataFrame:
-    """The rows of one part."""
+def measure(link: str, hook: str, caps: list[float], steps: int) -> Iterator[dict]:
+    """The rows of one part, each as soon as it is measured."""
     stated = dl.assumed_profile("resnet18", compute_s=COMPUTE_S)
     wire = "float16" if hook == "fp16" else "float32"
-    rows = []
     with dl.Hosts(HOSTS, link=link) as hosts:
         costs = dl.calibrate(hosts=hosts, dtypes=[wire], realtime=True)
         print(
@@ -46,34 +47,30 @@ def measure(link: str, hook: str, steps: int) -> pd.DataFrame:
         seen = dl.launch(lambda: dl.record(dl.paced(stated), repeats=3), hosts=hosts, realtime=True)
         profile = max(seen, key=lambda p: p.backward_s)  # the slowest rank sets the pace
         print(profile, flush=True)
-        for cap in CAPS_MB:
+        for cap in caps:
             said = dl.predict_step(profile, topology=hosts, bucket_cap_mb=cap, compression=hook, costs=costs)
             got = dl.measure_timeline(stated, hosts=hosts, bucket_cap_mb=cap, hook=hook, steps=steps, realtime=True)
             factor = costs.compression(hook).factor
             comm = sum(costs.all_reduce_seconds(b.nbytes * factor, wire) for b in said.buckets)
             low, high = np.percentile(got.about["steps_s"], [25, 75])
             ends = [abs(a.end_s - b.end_s) for a, b in zip(said.buckets, got.buckets, strict=True)]
-            rows.append(
-                {
-                    "link": link,
-                    "hook": hook,
-                    "bucket_cap_mb": cap,
-                    "buckets": len(got.buckets),
-                    "compute_ms": profile.compute_s * 1e3,
-                    "communication_ms": comm * 1e3,
-                    "measured_ms": got.step_s * 1e3,
-                    "p25_ms": low * 1e3,
-                    "p75_ms": high * 1e3,
-                    "predicted_ms": said.step_s * 1e3,
-                    "sum_ms": (profile.compute_s + comm) * 1e3,
-                    "max_ms": max(profile.compute_s, comm) * 1e3,
-                    "exposed_measured_ms": got.exposed_s * 1e3,
-                    "exposed_predicted_ms": said.exposed_s * 1e3,
-                    "worst_bucket_end_ms": max(ends) * 1e3,
-                }
-            )
-            print(line(rows[-1]), flush=True)
-    return pd.DataFrame(rows)
+            yield {
+                "link": link,
+                "hook": hook,
+                "bucket_cap_mb": cap,
+                "buckets": len(got.buckets),
+                "compute_ms": profile.compute_s * 1e3,
+                "communication_ms": comm * 1e3,
+                "measured_ms": got.step_s * 1e3,
+                "p25_ms": low * 1e3,
+                "p75_ms": high * 1e3,
+                "predicted_ms": said.step_s * 1e3,
+                "sum_ms": (profile.compute_s + comm) * 1e3,
+                "max_ms": max(profile.compute_s, comm) * 1e3,
+                "exposed_measured_ms": got.exposed_s * 1e3,
+                "exposed_predicted_ms": said.exposed_s * 1e3,
+                "worst_bucket_end_ms": max(ends) * 1e3,
+            }
 
 
 def line(row: dict) -> str:
@@ -114,6 +111,7 @@ def report(frame: pd.DataFrame) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", type=int, choices=range(1, len(PARTS) + 1), help="measure this part and merge it")
+    parser.add_argument("--caps", type=int, nargs="+", default=CAPS_MB, help="bucket caps in MiB (default 1 5 25 100)")
     parser.add_argument("--report", action="store_true", help="only print what has been measured")
     parser.add_argument("--steps", type=int, default=7, help="timed steps of a configuration (default 7)")
     options = parser.parse_args()
@@ -122,16 +120,12 @@ def main() -> None:
     known = dl.load_results(RESULTS)[0] if RESULTS.exists() else pd.DataFrame()
     if options.part:
         link, hook = PARTS[options.part - 1]
-        frame = measure(link, hook, options.steps)
-        if len(known):
-            known = known[~((known.link == link) & (known.hook == hook))]
-        known = pd.concat([known, frame]).sort_values(KEY, kind="stable", ignore_index=True)
-        dl.save_results(
-            RESULTS,
-            known,
-            basis="paced: torch's DDP on 4 emulated hosts, ResNet-18's parameters, backward waits on the clock",
-            script="benchmarks/timeline_predicted_vs_measured.py",
-        )
+        for row in measure(link, hook, options.caps, options.steps):
+            print(line(row), flush=True)
+            if len(known):
+                known = known[~(known[KEY] == [row[key] for key in KEY]).all(axis=1)]
+            known = pd.concat([known, pd.DataFrame([row])]).sort_values(KEY, kind="stable", ignore_index=True)
+            dl.save_results(RESULTS, known, basis=BASIS, script="benchmarks/timeline_predicted_vs_measured.py")
     report(known)
 
 

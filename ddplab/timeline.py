@@ -19,6 +19,7 @@ from ddplab.lanes import Parcel, run_lanes
 from ddplab.link import Link, Topology
 from ddplab.profile import Gradient, Profile
 from ddplab.steptimes import MIB, BucketTimes, Timeline
+from ddplab.transfers import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +74,8 @@ def assign(profile: Profile, bucket_cap_mb: float | None = None, iteration: int 
 
     if bucket_cap_mb is not None and not (isinstance(bucket_cap_mb, (int, float)) and 0 < bucket_cap_mb < math.inf):
         raise ValueError(f"bucket_cap_mb is a positive number of MiB, or None, not {bucket_cap_mb!r}")
+    if iteration not in (0, 1):
+        raise ValueError(f"iteration is 0 (the first) or 1 (all others), not {iteration!r}")
     if iteration == 0:
         return assign_buckets(sorted(profile.gradients, key=lambda g: g.position), math.inf, math.inf)[::-1]
     cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * MIB)
@@ -117,7 +120,9 @@ def predict_step(
     iteration: 0 for the first, in which everything travels in one bucket; 1 for all others.
     Raises ValueError for numbers that make no sense.
     """
-    topology = getattr(topology, "topology", topology) or Topology(ranks or 4, 1, Link.parse(link))
+    if not isinstance(profile, Profile):
+        raise TypeError(f"predict_step takes a ddplab.Profile (record, assumed_profile), not {type(profile).__name__}")
+    topology = getattr(topology, "topology", topology) or Topology(4 if ranks is None else ranks, 1, Link.parse(link))
     if ranks is not None and ranks != topology.ranks:
         raise ValueError(f"ranks={ranks}, but the topology has {topology.ranks}")
     if isinstance(compression, str):
@@ -127,8 +132,8 @@ def predict_step(
     for name, value, least in (("slowdown", slowdown, 1), ("jitter", jitter, 0)):
         if not (isinstance(value, (int, float)) and least <= value < math.inf):
             raise ValueError(f"{name} is a number, {least} or more, not {value!r}")
+    lanes = (costs.lanes if costs else 1) if lanes is None else count(lanes, "lanes", error=ValueError)
     parcels = _parcels(assign(profile, bucket_cap_mb, iteration), topology, compression, costs)
-    lanes = lanes or (costs.lanes if costs else 1)
     low, middle, high = (1 + jitter * slowest_of(topology.ranks, q) for q in (0.05, 0.5, 0.95))
     one = _at_pace(profile, parcels, costs, slowdown, lanes, middle)
     if jitter:

@@ -171,6 +171,9 @@ def test_resnet50_has_the_five_buckets_of_the_claim() -> None:
         (lambda p: predict_step(p, compression="zip"), "compression is none, fp16"),
         (lambda p: predict_step(p, slowdown=0.5), "slowdown is a number, 1 or more"),
         (lambda p: predict_step(p, jitter=-1), "jitter is a number, 0 or more"),
+        (lambda p: predict_step(p, ranks=0), "at least 1, not 0"),
+        (lambda p: predict_step(p, lanes=-1), "lanes must be a whole number of at least 1"),
+        (lambda p: predict_step(p, iteration=7), "iteration is 0"),
         (lambda p: predict_step(p, ranks=3, topology=FOUR), "the topology has 4"),
         (lambda p: best_bucket_cap(p, []), "at least one bucket_cap_mb"),
         (lambda p: p.scaled(0), "positive factor"),
@@ -184,3 +187,8 @@ def test_resnet50_has_the_five_buckets_of_the_claim() -> None:
 def test_bad_input_is_named(call, words) -> None:
     with pytest.raises(ValueError, match=words):
         call(layers(1, 1, 1))
+
+
+def test_a_name_is_not_a_profile() -> None:
+    with pytest.raises(TypeError, match=r"predict_step takes a ddplab.Profile \(record, assumed_profile\), not str"):
+        predict_step("resnet50")
