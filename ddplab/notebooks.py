@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,12 +145,18 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
 
 
 def execute_all(
-    root: Path, given: dict[str, str], timeout: float = 600, force: bool = False, say: Callable[[str], None] = print
+    root: Path,
+    given: dict[str, str],
+    timeout: float = 600,
+    force: bool = False,
+    say: Callable[[str], None] = print,
+    at_once: int = 1,
 ) -> list[Result]:
     """Run every notebook of `_toc.yml` and mirror the other files: `_build/executed` is then ready for jupyter-book.
 
     `given` maps parameter names to text, as on the command line. A name that no notebook has is a PageError; a notebook
-    is given only those it has.
+    is given only those it has. `at_once`: notebooks that run side by side. Tests may; a book that is read should have
+    its measurements to itself.
     """
     sources = pages(root)
     known = {p: parameters(nb, p.relative_to(root).as_posix()) for p in sources if (nb := read(p)) is not None}
@@ -156,20 +164,31 @@ def execute_all(
         if not any(name in names for names in known.values()):
             have = "; ".join(f"{p.relative_to(root)} has {', '.join(names) or 'none'}" for p, names in known.items())
             raise PageError(f"no notebook has a parameter {name}: {have}")
-    results = []
+    calls = []
     for path, defaults in known.items():
         page = path.relative_to(root).as_posix()
         values = {n: convert(page, n, text, defaults[n]) for n, text in given.items() if n in defaults}
-        changed = {n: v for n, v in values.items() if v != defaults[n]}
-        results.append(r := execute(root, path, changed, timeout, force))
+        calls.append((root, path, {n: v for n, v in values.items() if v != defaults[n]}, timeout, force))
+    results = []
+    for r in _runs(calls, at_once):
+        results.append(r)
         time_taken = "unchanged, kept" if r.kept else f"{r.seconds:6.1f} s"
-        say(f"FAILED {r.error}" if r.error else f"  {page:<28} {time_taken}")
+        say(f"FAILED {r.error}" if r.error else f"  {r.page:<28} {time_taken}")
     derived = []
     for path in known:
         if any("solution" in cell.metadata.tags for cell in read(path).cells):
             derived += write_exercises([path], root / "_build/executed" / path.parent.relative_to(root) / "exercises")
     mirror(root, set(known), keep=derived)
     return results
+
+
+def _runs(calls: list[tuple[Any, ...]], at_once: int) -> Iterator[Result]:
+    """`execute(*call)` for each call, in order; side by side in processes, because papermill changes the folder."""
+    if at_once == 1:
+        yield from (execute(*call) for call in calls)
+        return
+    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(execute, *zip(*calls, strict=True))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -40,7 +40,9 @@ def executed(request: pytest.FixtureRequest) -> dict[str, Any]:
     given = dict(item.split("=", 1) for item in request.config.getoption("given"))
     limit = 3600 if given.get("QUICK") == "0" else 600
     reporter.write_line("\nexecuting the notebooks")
-    results = execute_all(ROOT, given, limit, force=True, say=lambda line: reporter.write_line(line.split("\n")[0]))
+    results = execute_all(
+        ROOT, given, limit, force=True, say=lambda line: reporter.write_line(line.split("\n")[0]), at_once=2
+    )
     return {result.page: result for result in results}
 
 

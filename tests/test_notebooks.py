@@ -152,6 +152,16 @@ def test_unchanged_notebooks_are_kept_and_changed_ones_run(tmp_path, notebook_fi
     assert not (tmp_path / "_build/executed/one.ipynb").exists()
 
 
+def test_notebooks_side_by_side_report_in_order_and_run_in_their_own_folders(tmp_path, notebook_file):
+    for folder in ("a", "b"):
+        notebook_file(tmp_path / folder / "here.ipynb", [PARAMETERS, "import os\nprint(os.path.basename(os.getcwd()))"])
+    write_toc(tmp_path, ["a/here", "b/here"])
+    results = execute_all(tmp_path, {}, say=lambda line: None, at_once=2)
+    order = [path.relative_to(tmp_path).as_posix() for path in pages(tmp_path)]
+    assert [(r.page, r.error) for r in results] == [(page, None) for page in order]
+    assert [outputs(r.output).strip() for r in results] == [page.split("/")[0] for page in order]
+
+
 def test_an_unknown_parameter_is_an_error(tmp_path, notebook_file, capsys):
     notebook_file(tmp_path / "one.ipynb", [PARAMETERS, "print(STEPS)"])
     write_toc(tmp_path, ["one"])
