@@ -33,7 +33,7 @@ _HOME = {
         "paced": "paced",
         "calibration": "Costs calibrate",
         "measured": "measure_timeline",
-        "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure",
+        "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure",
         "compare": "compare",
         "nccl": "check_env",
         "results": "load_results save_results",

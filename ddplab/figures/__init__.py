@@ -5,5 +5,16 @@ from ddplab.figures.buckets import BucketFigure
 from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
 from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
+from ddplab.figures.windows import WindowFigure
 
-__all__ = ["VARIANTS", "BucketFigure", "Figure", "LinkLoads", "OverlapFigure", "RingStepper", "Stepper", "figure_of"]
+__all__ = [
+    "VARIANTS",
+    "BucketFigure",
+    "Figure",
+    "LinkLoads",
+    "OverlapFigure",
+    "RingStepper",
+    "Stepper",
+    "WindowFigure",
+    "figure_of",
+]
