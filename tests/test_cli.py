@@ -436,6 +436,8 @@ def checkout(tmp_path, monkeypatch):
     (root / "_toc.yml").write_text("format: jb-book\nroot: book/intro\n")
     (root / "ddplab/__init__.py").touch()
     (root / "labs/data/digits.csv").write_text("1,2\n")
+    (root / "labs/results").mkdir()
+    (root / "labs/results/grid.json").write_text("{}")
     for name in ("02_ring", "04_buckets"):
         cells = [
             cell | {"id": f"c{i}"} | ({"execution_count": None} if "outputs" in cell else {})
@@ -465,7 +467,7 @@ def files(folder: Path) -> set[str]:
 def test_labs_copy_takes_the_answers_out_and_never_overwrites(checkout, tmp_path, capsys):
     mine = tmp_path / "mine/labs"
     assert main(["labs", "copy", str(mine), "2"]) == 0
-    assert files(mine) == {"02_ring.ipynb", "data", "data/digits.csv"}
+    assert files(mine) == {"02_ring.ipynb", "data", "data/digits.csv", "results", "results/grid.json"}
     text = (mine / "02_ring.ipynb").read_text()
     assert "Twice x" in text and "return 2 * x" not in text and "NotImplementedError" in text
 
@@ -473,11 +475,11 @@ def test_labs_copy_takes_the_answers_out_and_never_overwrites(checkout, tmp_path
     capsys.readouterr()
     assert main(["labs", "copy", str(mine)]) == 2
     assert "nothing was copied" in capsys.readouterr().err
-    assert files(mine) == {"02_ring.ipynb", "data", "data/digits.csv"}
+    assert files(mine) == {"02_ring.ipynb", "data", "data/digits.csv", "results", "results/grid.json"}
     assert (mine / "02_ring.ipynb").read_text() == "my work"
 
     assert main(["labs", "copy", str(mine), "--force", "02_ring", "4"]) == 0
-    assert files(mine) == {"02_ring.ipynb", "04_buckets.ipynb", "data", "data/digits.csv"}
+    assert files(mine) == {"02_ring.ipynb", "04_buckets.ipynb", "data", "data/digits.csv", "results", "results/grid.json"}
     assert (mine / "02_ring.ipynb").read_text() == text
 
 

@@ -16,6 +16,7 @@ from ddplab.cli.checkout import find
 from ddplab.cli.values import Problem, did_you_mean, one_of
 
 EXAMPLE = "ddplab labs\nddplab labs copy ~/ddplab-labs\nddplab labs copy ~/ddplab-labs 02"
+BESIDE = ("data", "results")  # what labs read, in folders beside them
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +88,9 @@ def _copy(labs: list[Path], folder: Path, force: bool, root: Path) -> None:
         raise Problem(f"cannot write to '{folder}': {error.strerror}") from error
     try:
         write_exercises(labs, draft)
-        if (root / "labs/data").is_dir():
-            shutil.copytree(root / "labs/data", draft / "data")
+        for name in BESIDE:
+            if (root / "labs" / name).is_dir():
+                shutil.copytree(root / "labs" / name, draft / name)
         new = [path.relative_to(draft) for path in sorted(draft.rglob("*")) if path.is_file()]
         same = {path for path in new if (folder / path).is_file() and _equal(folder / path, draft / path)}
         blocked = [path for path in new if path not in same and os.path.lexists(folder / path)]
@@ -109,7 +111,7 @@ def _copy(labs: list[Path], folder: Path, force: bool, root: Path) -> None:
 def _move(new: list[Path], draft: Path, folder: Path) -> None:
     """Move each file to its place; if one cannot be moved, put everything back as it was."""
     backup, done = draft / ".backup", []
-    made = [folder / "data"] if not (folder / "data").exists() else []
+    made = [folder / name for name in BESIDE if not (folder / name).exists()]
     try:
         for path in new:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
