@@ -479,7 +479,14 @@ def test_labs_copy_takes_the_answers_out_and_never_overwrites(checkout, tmp_path
     assert (mine / "02_ring.ipynb").read_text() == "my work"
 
     assert main(["labs", "copy", str(mine), "--force", "02_ring", "4"]) == 0
-    assert files(mine) == {"02_ring.ipynb", "04_buckets.ipynb", "data", "data/digits.csv", "results", "results/grid.json"}
+    assert files(mine) == {
+        "02_ring.ipynb",
+        "04_buckets.ipynb",
+        "data",
+        "data/digits.csv",
+        "results",
+        "results/grid.json",
+    }
     assert (mine / "02_ring.ipynb").read_text() == text
 
 
