@@ -26,6 +26,7 @@ _HOME = {
         "ddp": "NaiveDDP FlatDDP OverlappedDDP BucketedDDP",
         "accumulate": "accumulate assert_grads_in_sync",
         "checks": "CheckError check_all_gather check_reduce_scatter check_ring",
+        "ddp_checks": "check_ddp",
         "steptimes": "Timeline",
         "timeline": "Compression predict_step best_bucket_cap",
         "profile": "Profile record",
