@@ -186,7 +186,11 @@ def describe(error: BaseException) -> dict[str, str]:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be shown: __str__ raised)"
     return {
-        "summary": f"{type(error).__name__}: {error}".strip().splitlines()[0],
+        "summary": f"{type(error).__name__}: {text}".strip().splitlines()[0],
         "traceback": "".join(traceback.format_exception(type(error), error, frames)) if frames else "",
     }

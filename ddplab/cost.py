@@ -36,13 +36,13 @@ _LEAST_POINTS = 3  # two unknowns and one residual
 _LEAST_ANGLE = 1e-6  # below this the two columns of the system point the same way
 
 
-def ring_seconds(n: int, nbytes: float, link: Link) -> float:
+def ring_seconds(n: int, nbytes: float, link: Link | str) -> float:
     """The ring in closed form, for any number of ranks: 2 (n - 1) (alpha + nbytes / (n B)), B = `link.payload_Bps`.
 
     One rank a host, no burst, chunks of equal size. Source: NCCL 2.30.7,
     src/graph/tuning.cc:289, 379, 412 and 653; claim C27.
     """
-    n = count(n, "ring_seconds' number of ranks", error=ValueError)
+    n, link = count(n, "ring_seconds' number of ranks", error=ValueError), Link.parse(link)
     if not isinstance(nbytes, Real) or not 0 <= nbytes < math.inf:
         raise ValueError(f"nbytes must be 0 or more, not {nbytes!r}.")
     return 2 * (n - 1) * (link.latency_s + nbytes / (n * link.payload_Bps)) if nbytes else 0.0

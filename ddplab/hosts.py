@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEVICE = "e0"  # each host's network device
 _MOST_HOSTS = 64
 _SETUP_S = 60
-_MOST_BPS = 2**32 - 1  # the kernel's 32-bit rate field
+_LEAST_BPS, _MOST_BPS = 10_000, 2**32 - 1  # the kernel's 32-bit fields: time to send a burst, rate
 _APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 
 
@@ -61,6 +61,8 @@ class Hosts:
         link = Link.parse(link).emulated()  # with the burst of the token bucket that shapes it
         if link.rate_Bps > _MOST_BPS:
             raise ValueError(f"Hosts: tbf shapes links up to 34 Gbit/s, not {link.rate_Bps * 8 / 1e9:g} Gbit/s")
+        if link.rate_Bps < _LEAST_BPS:
+            raise ValueError(f"Hosts: tbf shapes links from 80 kbit/s on, not {link.rate_Bps * 8:g} bit/s")
         self.n, self.link, self.ranks_per_host = n, link, ranks_per_host
         self._lock = threading.Lock()
         self._holder: subprocess.Popen[str] | None = None

@@ -75,6 +75,8 @@ def launch(
         raise TypeError(f"launch takes a function and its arguments, not {fn!r}")
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout is a positive number of seconds, not {timeout!r}")
+    if hosts is not None and not hasattr(hosts, "namespaces"):
+        raise TypeError(f"hosts is a ddplab.Hosts that is up, not {hosts!r}")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if hosts is not None:
             raise ValueError("this process belongs to a torchrun job, whose ranks cannot move to emulated hosts")

@@ -18,6 +18,7 @@ from ddplab.link import Link, Topology
 from ddplab.transfers import Schedule, count, whole
 
 LinkKey = tuple[str, int, str]
+_MOST_BYTES = 2**53  # whole numbers of a float64 end there
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,8 @@ def predict(schedule: Schedule, nbytes: int, topology: Topology | Any, itemsize:
         raise TypeError(f"predict needs a Schedule and a Topology, not {type(schedule)} and {type(topology)}.")
     nbytes = count(whole(nbytes), "nbytes", least=0, error=ValueError)
     itemsize = count(itemsize, "itemsize", error=ValueError)
+    if nbytes > _MOST_BYTES:
+        raise ValueError(f"nbytes must be at most 2^53 (9 PB), not {nbytes}.")
     if nbytes % itemsize:
         raise ValueError(f"{nbytes} bytes are not a whole number of elements of {itemsize} bytes.")
     if schedule.ranks != topology.ranks:

@@ -87,13 +87,13 @@ def chain(n: int, chunks: int | None = None) -> Schedule:
 
     What `nn.DataParallel` does over NCCL: ncclReduce to device 0, ncclBroadcast from it. Each phase takes
     chunks + n - 2 steps of 1 / chunks of the buffer, so S bytes at B bytes a second cost 2 S/B (1 + (n - 2) / chunks).
-    A full pipe costs 2 S/B, n / (n - 1) times the ring. The default is 24 chunks for each hop that has to be filled,
-    24 (n - 2), at least 1 and at most 1024: filling adds 1/24, about 4%, up to 44 ranks. More chunks would add less and
+    A full pipe costs 2 S/B, n / (n - 1) times the ring. The default is 12 chunks for each hop that has to be filled,
+    12 (n - 2), at least 1 and at most 1024: filling adds 1/12, about 8%, up to 87 ranks. More chunks would add less and
     pay more latencies.
     """
     k = None if chunks is None else count(chunks, "chain's number of chunks")
     n = _ranks("chain", n, lambda n: 2 * (n - 1) * (k or _MAX_CHAIN_CHUNKS))
-    k = k or min(max(24 * (n - 2), 1), _MAX_CHAIN_CHUNKS)
+    k = k or min(max(12 * (n - 2), 1), _MAX_CHAIN_CHUNKS)
     hop, chunk = np.arange(n - 1)[None, :], np.arange(k)[:, None]
     step, last = chunk + hop, k + n - 2
     sender = n - 1 - hop

@@ -425,3 +425,9 @@ def test_fit_refuses_points_that_say_nothing(points, message):
 def test_fit_refuses_an_unknown_family():
     with pytest.raises(ValueError, match="No schedule family is called 'rings': take ring, star"):
         fit([(4, 1, 1.0)] * 3, "rings")
+
+
+def test_sizes_beyond_any_buffer_and_links_as_text():
+    with pytest.raises(ValueError, match="at most 2\\^53"):
+        predict(ring(4), 10**30, Topology(hosts=4, link=Link.parse("1gbit")))
+    assert ring_seconds(4, 1000, "1gbit") == ring_seconds(4, 1000, Link.parse("1gbit"))

@@ -341,6 +341,7 @@ def test_other_systems_are_told(monkeypatch):
         ({"n": 2, "ranks_per_host": 0}, "Hosts: ranks_per_host is a whole number"),
         ({"n": 2, "link": "fast"}, "'fast' is not a rate.*1gbit"),
         ({"n": 2, "link": "100 Gbit/s"}, "tbf shapes links up to 34 Gbit/s, not 100 Gbit/s"),
+        ({"n": 2, "link": "8bit"}, "tbf shapes links from 80 kbit/s on, not 8 bit/s"),
     ],
 )
 def test_senseless_hosts_are_refused(arguments, message):

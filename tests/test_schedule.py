@@ -83,7 +83,7 @@ def test_steps_in_closed_form(n):
     for schedule in (star(n), direct(n)):
         assert (schedule.steps, schedule.reduce_steps) == ((2, 1) if n > 1 else (0, 0))
     assert chain(n, chunks=6).steps == (2 * (6 + n - 2) if n > 1 else 0)
-    assert chain(n).chunks == max(1, 24 * (n - 2))
+    assert chain(n).chunks == max(1, 12 * (n - 2))
 
 
 def test_steps_of_power_of_two_and_two_level_schedules():
