@@ -57,9 +57,9 @@ def test_without_latency_star_costs_n_rings_and_a_chain_n_over_n_minus_1():
     free = Link(RATE, latency_s=0, wire_efficiency=1.0)
     for n in (2, 4, 8):
         assert seconds(star(n), link=free) / seconds(ring(n), link=free) == pytest.approx(n)
-    # at 8 ranks the default chain has 144 chunks; filling 6 hops adds 6 / 144 to the ideal
+    # at 8 ranks the default chain has 72 chunks; filling 6 hops adds 6 / 72 to the ideal
     ratio = seconds(chain(8), link=free) / seconds(ring(8), link=free)
-    assert ratio == pytest.approx(8 / 7 * (1 + 1 / 24))
+    assert ratio == pytest.approx(8 / 7 * (1 + 1 / 12))
 
 
 def test_published_figures():
@@ -124,8 +124,8 @@ def test_nothing_to_send_costs_nothing():
         alone = predict(builder(1), S, Topology(1))
         assert alone.seconds == 0 and alone.bytes_sent.tolist() == [0] and len(alone.step_seconds) == 0
         assert "busiest" in repr(alone)
-    # a chain of 48 chunks with 5 bytes: only the steps of the 5 chunks that hold one cost
-    chunks = [c for c in range(48) if 5 * (c + 1) // 48 > 5 * c // 48]
+    # a chain of 24 chunks with 5 bytes: only the steps of the 5 chunks that hold one cost
+    chunks = [c for c in range(24) if 5 * (c + 1) // 24 > 5 * c // 24]
     steps = {(phase, c + hop) for phase in (0, 1) for c in chunks for hop in range(3)}
     assert seconds(chain(4), 5) == pytest.approx(len(steps) * (ALPHA + 1 / RATE))
 

@@ -21,7 +21,7 @@ def test_loads_are_the_closed_forms(n):
     assert chain["busiest_over_mean"] == pytest.approx(n / (n - 1) if n > 2 else 1)
     assert ring["busiest_over_mean"] == pytest.approx(1)
     assert star["time"] / ring["time"] == pytest.approx(n)
-    filling = 25 / 24 if n > 2 else 1  # of the default chain's pipe
+    filling = 13 / 12 if n > 2 else 1  # of the default chain's pipe
     assert chain["time"] / ring["time"] == pytest.approx(n / (n - 1) * filling)
     assert star["busy"] == pytest.approx(1 / n) and ring["busy"] == pytest.approx(1)
 
