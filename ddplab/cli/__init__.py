@@ -4,6 +4,9 @@ A command is one module of this folder with three names: `EXAMPLE` (shown by --h
 `run(args) -> int | None`, the exit code. Nothing of a command is imported before it is called, and a command imports
 what it works with inside `run`, so that --help and mistakes are answered at once.
 
+A command may be a group, such as `nccl`: then it has `EXAMPLE` and `ACTIONS` (action -> its line in --help), and the
+action `log` is the module `nccl_log`, with the three names of a command.
+
 Exit codes: 0 done, 1 the work failed or is not possible here, 2 the command line is wrong, 130 interrupted.
 """
 
@@ -17,6 +20,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from ddplab import __version__
@@ -26,6 +30,7 @@ COMMANDS = {
     "doctor": "what this machine can run: backends, GPUs, ranks, hosts, versions",
     "bench": "measure a collective on real ranks, in the columns of nccl-tests",
     "predict": "seconds and bytes of every schedule on N ranks, without running it",
+    "nccl": "NCCL: its environment checked, its logs read, its cost model, sweeps",
     "labs": "list the labs, or copy their exercise versions to a folder",
     "book": "execute the notebooks and build the book, or open it",
 }
@@ -65,6 +70,27 @@ def overview() -> str:
     )
 
 
+def _overview_of(name: str, command: ModuleType) -> str:
+    """The text of `ddplab nccl --help`, for a command that is a group of actions."""
+    actions = "\n".join(f"  {action:<9} {line}" for action, line in command.ACTIONS.items())
+    return (
+        f"usage: ddplab {name} ACTION [ARGUMENTS]\n\n{_about(command)}\n\nactions:\n{actions}\n\n"
+        f"options:\n  --help     this text; 'ddplab {name} ACTION --help' explains an action\n\n"
+        f"example:\n{textwrap.indent(command.EXAMPLE, '  ')}\n"
+    )
+
+
+def _about(command: ModuleType) -> str:
+    """A command's docstring, filled to the width of a terminal."""
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), 79) for part in command.__doc__.split("\n\n"))
+
+
+def _known(word: str, words: dict[str, str], what: str, program: str) -> None:
+    if word not in words:
+        hint = did_you_mean(word, words) or f"; {what}s are {', '.join(words)}"
+        raise Problem(f"unknown {what} '{word}'{hint} (see '{program} --help')")
+
+
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
@@ -77,13 +103,17 @@ def _run(argv: list[str]) -> int:
     name, *rest = argv
     if name.startswith("-"):
         raise Problem(f"unknown option '{name}'; a command comes first, its options after it (see 'ddplab --help')")
-    if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS) or f"; commands are {', '.join(COMMANDS)}"
-        raise Problem(f"unknown command '{name}'{hint} (see 'ddplab --help')")
+    _known(name, COMMANDS, "command", "ddplab")
     command = importlib.import_module(f"ddplab.cli.{name}")
-    about = "\n\n".join(textwrap.fill(" ".join(part.split()), 79) for part in command.__doc__.split("\n\n"))
+    if hasattr(command, "ACTIONS"):
+        if not rest or rest[0] in ("-h", "--help"):
+            print(_overview_of(name, command), end="")
+            return 0
+        _known(rest[0], command.ACTIONS, "action", f"ddplab {name}")
+        action, *rest = rest
+        command, name = importlib.import_module(f"ddplab.cli.{name}_{action}"), f"{name} {action}"
     example = "example:\n" + textwrap.indent(command.EXAMPLE, "  ")
-    parser = Parser(prog=f"ddplab {name}", description=about, epilog=example)
+    parser = Parser(prog=f"ddplab {name}", description=_about(command), epilog=example)
     command.arguments(parser)
     try:
         return command.run(parser.parse_args(rest)) or 0
