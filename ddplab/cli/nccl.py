@@ -1,7 +1,7 @@
 """NCCL from the outside: is the environment right, what did a log say, what would NCCL choose and why. None of it needs
 a GPU."""
 
-# An action is the module `ddplab.cli.nccl_ACTION`, with `EXAMPLE`, `arguments(parser)` and `run(args)`, and a line here.
+# An action is the module `ddplab.cli.nccl_ACTION` with `EXAMPLE`, `arguments(parser)`, `run(args)`, and a line below.
 
 from __future__ import annotations
 
