@@ -34,10 +34,12 @@ _HOME = {
         "paced": "paced",
         "calibration": "Costs calibrate",
         "measured": "measure_timeline",
+        "stepcounts": "StepCounts",
         "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure",
         "compare": "compare",
         "nccl": "check_env",
         "results": "load_results save_results",
+        "flight": "read_flight dump_flight FlightError",
     }.items()
     for name in names.split()
 }
