@@ -55,8 +55,10 @@ def _nbytes(size: Any) -> int:
         if not match or (match[3] == "IB" and not match[2]):
             raise _refusal(size)
         number, factor = float(match[1]), (1000 if match[3] == "B" else 1024) ** _POWER[match[2]]
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 1 <= number * factor <= _MOST_BYTES:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number * factor >= 1:
         raise _refusal(size)
+    if number * factor > _MOST_BYTES:
+        raise ValueError(f"{size!r} is too large: a size is at most 1 PiB, 2^50 bytes.")
     return round(number * factor)
 
 

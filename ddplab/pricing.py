@@ -81,8 +81,9 @@ def predict(schedule: Schedule, nbytes: int, topology: Topology | Any, itemsize:
     passes at once. Raises ValueError where ranks, bytes or item size do not fit.
     """
     topology = getattr(topology, "topology", topology)
-    if not isinstance(schedule, Schedule) or not isinstance(topology, Topology):
-        raise TypeError(f"predict needs a Schedule and a Topology, not {type(schedule)} and {type(topology)}.")
+    for value, kind, example in ((schedule, Schedule, "ring(4)"), (topology, Topology, "Topology(hosts=4)")):
+        if not isinstance(value, kind):
+            raise TypeError(f"predict needs a {kind.__name__}, such as ddplab.{example}, not {value!r}.")
     nbytes = count(whole(nbytes), "nbytes", least=0, error=ValueError)
     itemsize = count(itemsize, "itemsize", error=ValueError)
     if nbytes > _MOST_BYTES:

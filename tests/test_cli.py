@@ -92,10 +92,16 @@ def test_no_command_shows_the_overview_and_help_takes_a_command(capsys):
         ("predict --ranks", "--ranks: expected one argument"),
         ("predict --size 12Q", "--size: '12Q' is not a size"),
         ("predict --size 1K:2K", "'1K:2K' is more than one size"),
-        ("predict --size -1K", "--size: expected one argument"),
+        ("predict --size -1K", "--size: '-1K' is not a size"),
+        ("predict --size 1e3", "--size: '1e3' is not a size"),
+        ("predict --size 2000000G", "--size: '2000000G' is too large: a size is at most 1 PiB"),
+        ("bench all_reduce --sizes 1K:2000000G", "'2000000G' is too large"),
         ("predict --size nan", "'nan' is not a size"),
         ("predict --link fast", "--link: "),
-        ("predict --link -1gbit", "--link: "),
+        ("predict --link -1gbit", "--link: Link '-1gbit' is not a rate"),
+        ("predict --link -.5gbit", "--link: Link '-.5gbit' is not a rate"),
+        ("predict -1gbit", "unknown option '-1gbit'"),
+        ("predict --latency-us 0", "--latency-us: '0' is not a time"),
         ("predict --schedule rnig", "did you mean 'ring'"),
         ("predict --schedule halving_doubling --ranks 6", "power of two"),
         ("predict --ranks 6 --ranks-per-host 4", "6 ranks do not fill hosts of 4"),
@@ -511,12 +517,16 @@ def test_labs_copy_is_whole_or_not_at_all(checkout, tmp_path, capsys, monkeypatc
 
 def test_labs_copy_refuses_places_and_names(checkout, tmp_path, capsys):
     (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for line, says in {
         "copy": "copy needs a folder",
         f"copy {tmp_path}/new 7": "unknown lab '7'; labs are 02_ring, 04_buckets",
         f"copy {tmp_path}/new 02_rnig": "did you mean '02_ring'",
-        f"copy {tmp_path}/file": "cannot write to",
-        f"copy {tmp_path}/file/below": "cannot write to",
+        f"copy {tmp_path}/file": f"'{tmp_path}/file' is not a folder",
+        f"copy {tmp_path}/file/below": f"'{tmp_path}/file' is not a folder",
+        f"copy {tmp_path}/dangling": f"'{tmp_path}/dangling' is not a folder",
+        f"copy {tmp_path}/{'x' * 300}": "File name too long",
+        "copy ~nobody-of-this-name": "cannot find the folder '~nobody-of-this-name'",
         f"copy {checkout}/labs": "the labs' own folder",
         f"list {tmp_path}": "list takes no folder",
     }.items():

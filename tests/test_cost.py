@@ -339,9 +339,11 @@ def test_predict_refuses_what_does_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match="needs a Schedule and a Topology"):
+    with pytest.raises(TypeError, match=r"needs a Schedule, such as ddplab\.ring\(4\), not 'ring'"):
         predict("ring", S, Topology(4))
-    with pytest.raises(TypeError, match="needs a Schedule and a Topology"):
+    with pytest.raises(TypeError, match=r"needs a Schedule, such as ddplab\.ring\(4\), not None\."):
+        predict(None, S, Topology(4))
+    with pytest.raises(TypeError, match=r"needs a Topology, such as ddplab\.Topology\(hosts=4\), not '1gbit'"):
         predict(ring(4), S, "1gbit")
     assert predict(ring(4), 25.6e6, Topology(4)).nbytes == 25_600_000
 

@@ -138,6 +138,18 @@ def test_exit_codes(healthy, monkeypatch, capsys):
     assert "\033" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("line", "says"), [("", "trying each backend with two ranks"), ("--no-try", "sees ...")])
+def test_a_terminal_is_told_at_once_that_it_takes_a_while(healthy, monkeypatch, capsys, line, says):
+    seen = []
+    monkeypatch.setattr(doctor, "examine", lambda attempt: seen.append(capsys.readouterr().err) or healthy)
+    assert main(["doctor", *line.split()]) == 0
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["doctor", *line.split()]) == 0
+    quiet, told = seen
+    assert quiet == "" and says in told and told.count("\n") == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -42,6 +42,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **keywords: object) -> None:
         keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **keywords)
+        # By Python 3.14's rule: "-1gbit" and "-4K" are values, if wrong ones, and not unknown options.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument ([^-][^:]*: )?", "", message)  # an option is named, a place in the line is not

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 
 from ddplab.cli import output
 
@@ -22,6 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ddplab.doctor import examine, text
 
+    if sys.stderr is not None and sys.stderr.isatty():
+        trying = "" if args.no_try else ", and trying each backend with two ranks"
+        print(f"asking torch what it sees{trying} ...", file=sys.stderr, flush=True)
     facts = examine(attempt=not args.no_try)
     if args.json:
         output.print_json(facts)

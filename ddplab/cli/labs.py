@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         if not args.folder:
             raise Problem("copy needs a folder (see 'ddplab labs --help')")
         chosen = [_choose(name, labs) for name in args.name] or list(labs.values())
-        _copy(chosen, Path(args.folder).expanduser(), args.force, root)
+        _copy(chosen, _place(args.folder), args.force, root)
         return
     if args.folder is not None:
         raise Problem("list takes no folder; did you mean 'ddplab labs copy FOLDER'?")
@@ -72,6 +72,18 @@ def _choose(name: str, labs: dict[str, Path]) -> Path:
     raise Problem(f"unknown lab '{name}'{hint}")
 
 
+def _place(text: str) -> Path:
+    """The folder that the user means; a Problem where something that is no folder stands in its way."""
+    try:
+        folder = Path(text).expanduser()
+    except RuntimeError as error:  # ~somebody, who is not known here
+        raise Problem(f"cannot find the folder '{text}': {error}") from error
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place) and not os.path.isdir(place):
+            raise Problem(f"'{place}' is not a folder; name one, or a place where one can be made")
+    return folder
+
+
 def _copy(labs: list[Path], folder: Path, force: bool, root: Path) -> None:
     """Prepare everything beside its destination, look for what is in the way, and only then move it there."""
     from ddplab.exercises import write_exercises
@@ -79,7 +91,7 @@ def _copy(labs: list[Path], folder: Path, force: bool, root: Path) -> None:
 
     if folder.resolve().is_relative_to(root / "labs"):
         raise Problem(f"'{folder}' is the labs' own folder; the copies belong outside of it")
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".ddplab-", dir=folder))

@@ -12,7 +12,7 @@ import textwrap
 from typing import Any
 
 from ddplab.cli import output
-from ddplab.cli.values import Problem, one_of, seconds
+from ddplab.cli.values import Problem, count, one_of, positive, seconds
 
 COUNTS = tuple(2**k for k in range(11))
 JITTER_PERCENT = 3.0  # of the compute time, one standard deviation; a figure to reckon with
@@ -43,17 +43,17 @@ def _at_least(least: float, what: str):
 
 def arguments(group: argparse._ArgumentGroup) -> None:
     """The options that only --model reads."""
-    group.add_argument("--model", metavar="MODEL", help="resnet50, vgg16, ... or module:factory (trusted code)")
-    group.add_argument("--batch", type=_at_least(1, "a batch"), metavar="B", help="images a rank (default 32)")
-    group.add_argument("--tflops", type=seconds, metavar="T", help="sustained speed of a rank (default 10, assumed)")
-    group.add_argument("--compute-ms", type=seconds, metavar="MS", help="or state a rank's compute time of a step")
-    group.add_argument("--bucket-cap-mb", type=seconds, metavar="MB", help="MiB (default: torch's 25, first one 1)")
-    group.add_argument(
-        "--compression", type=one_of(("none", "fp16"), "compression"), metavar="C", help="none (default) or fp16"
-    )
-    group.add_argument("--jitter", type=_at_least(0, "a share"), metavar="PCT", help="%% of compute, sigma (default 3)")
-    group.add_argument("--slowdown", type=_at_least(1, "a factor"), metavar="F", help="of compute while communicating")
-    group.add_argument("--html", metavar="FILE", help="write a page with the chart and the timeline")
+    add = group.add_argument
+    add("--model", metavar="MODEL", help="resnet50, vgg16, ... or module:factory (trusted code)")
+    add("--batch", type=count, metavar="B", help="images a rank (default 32)")
+    speed, cap = positive("a speed in TFLOP/s"), positive("a size in MiB")
+    add("--tflops", type=speed, metavar="T", help="sustained speed of a rank (default 10, assumed)")
+    add("--compute-ms", type=seconds, metavar="MS", help="or state a rank's compute time of a step")
+    add("--bucket-cap-mb", type=cap, metavar="MB", help="MiB (default: torch's 25, first one 1)")
+    add("--compression", type=one_of(("none", "fp16"), "compression"), metavar="C", help="none (default) or fp16")
+    add("--jitter", type=_at_least(0, "a percentage"), metavar="PCT", help="%% of compute, sigma (default 3)")
+    add("--slowdown", type=_at_least(1, "a factor"), metavar="F", help="of compute while communicating")
+    add("--html", metavar="FILE", help="write a page with the chart and the timeline")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -115,7 +115,7 @@ def _profile(args: argparse.Namespace) -> Any:
     from ddplab.assumed import BATCH, TFLOPS, assumed_profile
 
     stated = {"tflops": args.tflops or TFLOPS, "compute_s": args.compute_ms and args.compute_ms / 1e3}
-    args.samples = int(args.batch or BATCH)
+    args.samples = args.batch or BATCH
     try:
         if ":" not in args.model:
             return assumed_profile(args.model, batch=args.samples, **stated)

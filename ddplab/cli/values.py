@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 SCHEDULES = ("ring", "star", "chain", "direct", "tree", "halving_doubling", "hierarchical")
 
@@ -53,15 +53,22 @@ def count(text: str) -> int:
     return value
 
 
-def seconds(text: str) -> float:
-    """A positive time, in the unit that the option names. Raises ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time; give a number above 0")
-    return value
+def positive(what: str) -> Callable[[str], float]:
+    """A converter to a number above 0, in the unit that the option names. It raises ArgumentTypeError with `what`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {what}; give a number above 0")
+        return value
+
+    return convert
+
+
+seconds = positive("a time")
 
 
 def link(text: str):
