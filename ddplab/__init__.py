@@ -39,7 +39,12 @@ _HOME = {
         "compare": "compare",
         "nccl": "check_env",
         "results": "load_results save_results",
+        "dcgm": "parse_dmon link_rates parse_nvlink nvlink_rates parse_topo watch_links link_peak link_utilisation "
+        "link_verdict dcgm_field dcgm_fields explain_dcgm DcgmError GpuUnavailable DcgmField GpuTopology LinkPeak "
+        "LinkVerdict LinkWatch",
         "flight": "read_flight dump_flight FlightError",
+        "inspector": "read_inspector InspectorError",
+        "trace.capture": "capture CaptureError",
     }.items()
     for name in names.split()
 }
