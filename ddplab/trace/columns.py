@@ -1,0 +1,145 @@
+"""Events as numpy columns: what a trace file becomes. See `ddplab.trace` for the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+COMPUTE, COMM, MEMORY = 0, 1, 2  # Table `gpu`, column `kind`
+
+_LAYOUT = {
+    "gpu": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "kind": "int8",
+        "name": "int32",
+        "thread": "int32",
+        "correlation": "int64",
+        "message": "int32",
+    },
+    "cpu": {"start_ns": "int64", "end_ns": "int64", "name": "int32", "thread": "int32"},
+    "marks": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "name": "int32",
+        "thread": "int32",
+        "gpu": "bool",
+        "message": "int32",
+    },
+    "launches": {"start_ns": "int64", "thread": "int32", "correlation": "int64"},
+}
+
+
+class Table:
+    """Equally long numpy columns, each an attribute: `table.start_ns`. Rows are in the order of `start_ns`."""
+
+    def __init__(self, columns: dict[str, np.ndarray]):
+        self.columns = columns
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        try:
+            return self.__dict__["columns"][name]
+        except KeyError:
+            raise AttributeError(f"this table has the columns {', '.join(self.__dict__.get('columns', ()))}") from None
+
+    def __len__(self) -> int:
+        return len(self.columns["start_ns"])
+
+    def where(self, rows: np.ndarray) -> Table:
+        """The rows that a boolean mask or an index array selects."""
+        return Table({name: column[rows] for name, column in self.columns.items()})
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+
+class Growing:
+    """Collects blocks of rows of one table; `table()` joins and sorts them, column by column to hold little twice."""
+
+    def __init__(self, name: str):
+        self.blocks: dict[str, list[np.ndarray]] = {column: [] for column in _LAYOUT[name]}
+        self.dtypes = _LAYOUT[name]
+
+    def add(self, **columns: np.ndarray) -> None:
+        for name, blocks in self.blocks.items():
+            blocks.append(np.asarray(columns[name], dtype=self.dtypes[name]))
+
+    def table(self, base_ns: int = 0) -> Table:
+        """All rows in time order; `base_ns` is added to the times."""
+        starts = self._joined("start_ns") + base_ns
+        sorted_already = bool(np.all(starts[1:] >= starts[:-1]))
+        order = None if sorted_already else np.argsort(starts, kind="stable")
+        out = {"start_ns": starts if sorted_already else starts[order]}
+        for name in self.dtypes:
+            if name != "start_ns":
+                column = self._joined(name)
+                if name == "end_ns":
+                    column += base_ns
+                out[name] = column if sorted_already else column[order]
+        return Table({name: out[name] for name in self.dtypes})
+
+    def _joined(self, name: str) -> np.ndarray:
+        blocks = self.blocks.pop(name)
+        return np.concatenate(blocks) if blocks else np.zeros(0, self.dtypes[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What an event says of its collective; None where it does not say.
+
+    collective: torch's snake_case name, as all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv.
+    in_elements, out_elements: of this rank's input and output. dtype: torch's name, as float32, bfloat16.
+    group: the process group's name; ranks: its members as the trace writes them; seq: number of the operation in it.
+    """
+
+    collective: str | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None
+    group_size: int | None = None
+    group: str | None = None
+    ranks: str | None = None
+    seq: int | None = None
+
+
+@dataclass
+class RankTrace:
+    """One trace file: the events of one rank. The layout of the three tables is told in `ddplab.trace`."""
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    info: dict[str, Any]
+    gpu: Table
+    cpu: Table
+    marks: Table
+    names: list[str]
+    threads: list[tuple[str, str]]
+    messages: list[Message]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> str:
+        """ "gpu" where kernels ran on one, else "cpu"."""
+        return "gpu" if len(self.gpu) else "cpu"
+
+    @property
+    def label(self) -> str:
+        """How messages call this rank."""
+        return f"rank {self.rank}" if self.rank is not None else self.path
+
+    def steps(self) -> Iterator[tuple[int, int, int]]:
+        """(number, start_ns, end_ns) of each ProfilerStep annotation of the CPU, in time order."""
+        named = {i: name for i, name in enumerate(self.names) if name.startswith("ProfilerStep#")}
+        for i in np.flatnonzero(np.isin(self.marks.name, list(named)) & ~self.marks.gpu):
+            number = named[int(self.marks.name[i])].removeprefix("ProfilerStep#")
+            if number.isdigit():
+                yield int(number), int(self.marks.start_ns[i]), int(self.marks.end_ns[i])
+
+    def ids(self, prefix: str) -> np.ndarray:
+        """Indices into `names` of the names that start with `prefix`."""
+        return np.array([i for i, name in enumerate(self.names) if name.startswith(prefix)], dtype=np.int32)

@@ -1,0 +1,76 @@
+"""Sets of time as sorted, disjoint intervals: unions, so that nothing that runs at once is counted twice.
+
+A set is a pair of int64 arrays (starts, ends), starts[i] < ends[i] < starts[i + 1]. All is integer nanoseconds: exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Intervals = tuple[np.ndarray, np.ndarray]
+EMPTY: Intervals = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def union(starts: np.ndarray, ends: np.ndarray) -> Intervals:
+    """The time that any of the intervals covers; they may overlap, touch, stand in any order or be empty."""
+    real = ends > starts
+    starts, ends = starts[real], ends[real]
+    if not len(starts):
+        return EMPTY
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.flatnonzero(np.r_[True, starts[1:] > ends[:-1]])
+    return starts[first], ends[np.r_[first[1:] - 1, len(ends) - 1]]
+
+
+def join(*sets: Intervals) -> Intervals:
+    """The time that any of the sets covers."""
+    return union(np.concatenate([s for s, _ in sets]), np.concatenate([e for _, e in sets]))
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """The time of `a` outside `b`."""
+    if not len(a[0]) or not len(b[0]):
+        return a
+    low, high = min(a[0][0], b[0][0]), max(a[1][-1], b[1][-1])
+    return intersect(a, (np.r_[low - 1, b[1]], np.r_[b[0], high + 1]))
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The time that both sets cover."""
+    if not len(a[0]) or not len(b[0]):
+        return EMPTY
+    # Every interval of the intersection begins where one of either set begins, while the other set is inside one.
+    starts = np.concatenate([_inside(a[0], b), _inside(b[0], a)])
+    starts = np.unique(starts)
+    ends = np.minimum(_end_after(starts, a), _end_after(starts, b))
+    return starts, ends
+
+
+def _inside(times: np.ndarray, of: Intervals) -> np.ndarray:
+    at = np.searchsorted(of[0], times, side="right") - 1
+    return times[(at >= 0) & (times < of[1][np.maximum(at, 0)])]
+
+
+def _end_after(times: np.ndarray, of: Intervals) -> np.ndarray:
+    return of[1][np.searchsorted(of[0], times, side="right") - 1]
+
+
+def measure(a: Intervals) -> int:
+    """Nanoseconds in the set."""
+    return int((a[1] - a[0]).sum())
+
+
+def within(a: Intervals, low: np.ndarray | int, high: np.ndarray | int) -> np.ndarray:
+    """Nanoseconds of the set inside each window [low, high)."""
+    return _until(a, np.asarray(high)) - _until(a, np.asarray(low))
+
+
+def _until(a: Intervals, times: np.ndarray) -> np.ndarray:
+    """Nanoseconds of the set before each time."""
+    if not len(a[0]):
+        return np.zeros(times.shape, np.int64)
+    before = np.r_[0, np.cumsum(a[1] - a[0])]
+    at = np.searchsorted(a[0], times, side="right") - 1
+    part = np.minimum(times, a[1][np.maximum(at, 0)]) - a[0][np.maximum(at, 0)]
+    return np.where(at >= 0, before[np.maximum(at, 0)] + part, 0)
