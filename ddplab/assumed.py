@@ -6,10 +6,10 @@ number without a source: the order of the layers and their sizes are the model's
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from ddplab.profile import Gradient, Profile
+from ddplab.transfers import count, number, whole
 
 if TYPE_CHECKING:
     import torch
@@ -36,26 +36,31 @@ def assumed_profile(
     batch: images a rank and step, for a name (3 x 224 x 224 each; inception_v3's are 299 wide).
     tflops: sustained 10^12 floating point operations a second, 3 times the forward's a step. compute_s: the compute
         time of a step in seconds, stated directly instead; needed where FLOPs are not known.
-    Raises ValueError for a name that torchvision does not have, and for numbers that make no sense; ImportError where
-    torchvision is missing.
+    Raises ValueError for a name that torchvision does not have, and for numbers that make no sense; TypeError for what
+    is no model; ImportError where torchvision is missing.
     """
-    for name, value in (("batch", batch), ("tflops", tflops), ("compute_s", compute_s)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise ValueError(f"{name} is a positive number, not {value!r}")
+    batch = count(whole(batch), "batch", error=ValueError)
+    number(tflops, "tflops", above=True)
+    if compute_s is not None:
+        number(compute_s, "compute_s", above=True)
     import torch
 
     if isinstance(model, str):
         name, model = model, torchvision_model(model)
-        inputs = torch.empty(int(batch), 3, *[_PIXELS.get(name, 224)] * 2, device="meta")
-    else:
+        inputs = torch.empty(batch, 3, *[_PIXELS.get(name, 224)] * 2, device="meta")
+    elif isinstance(model, torch.nn.Module):
         name = type(model).__name__
-    named = [(i, n, p) for i, (n, p) in enumerate(model.named_parameters()) if p.requires_grad]
+    else:
+        raise TypeError(f"model is the name of a torchvision classifier or a torch module, not {model!r}")
+    named = [(i, n, p) for i, (n, p) in enumerate(model.named_parameters()) if p.requires_grad and p.numel()]
     if not named:
         raise ValueError(f"no parameter of {name} requires a gradient")
-    calls = _calls(model, inputs) if inputs is not None else None
+    calls, unknown = _calls(model, inputs) if inputs is not None else ([], "there are no example inputs")
     if calls:
         work = 3 * sum(flops for _, flops in calls)
         seconds = compute_s or work / (tflops * 1e12)
+        if not seconds > 0:
+            raise ValueError(f"at {tflops:g} TFLOP/s a step of {name} takes no time at all: state a speed that exists")
         speed = f"{compute_s * 1e3:.4g} ms stated" if compute_s else f"at an assumed {tflops:g} TFLOP/s"
         why = f"shared by FLOPs; {work / 1e9:.4g} GFLOP a step, {speed}"
         why += f", batch {len(inputs)}" if isinstance(inputs, torch.Tensor) and inputs.dim() else ""
@@ -63,7 +68,9 @@ def assumed_profile(
         calls, seconds = [([p], p.numel()) for *_, p in named], compute_s
         why = f"shared by number of parameters; {compute_s * 1e3:.4g} ms stated"
     else:
-        raise ValueError(f"the FLOPs of {name} are not known: state compute_s, the compute time of a step in seconds")
+        raise ValueError(
+            f"the FLOPs of {name} are not known ({unknown}): state compute_s, the compute time of a step in seconds"
+        )
     # Backward visits the calls in reverse. What forward never met comes at the very end, the last one first.
     total, done, ready = sum(flops for _, flops in calls), 0, {}
     for own, flops in reversed(calls):
@@ -102,16 +109,14 @@ def torchvision_model(name: str) -> torch.nn.Module:
         return models.get_model(name, weights=None, **options)
 
 
-def _calls(model: torch.nn.Module, inputs: Any) -> list[tuple[list[Any], float]] | None:
+def _calls(model: torch.nn.Module, inputs: Any) -> tuple[list[tuple[list[Any], float]], str]:
     """(parameters, FLOPs) of each call of a layer that owns parameters, in the order of forward, found by running it on
-    the meta device; None where it cannot run there or needs no operation that is counted."""
+    the meta device; no call, and why, where it cannot run there or needs no operation that is counted."""
     import copy
 
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    ghost = model if next(model.parameters()).is_meta else copy.deepcopy(model).to("meta")
-    real = dict(zip(ghost.parameters(), model.parameters(), strict=True))
     counter = FlopCounterMode(display=False)
     before: dict[torch.nn.Module, int] = {}
     calls = []
@@ -123,15 +128,17 @@ def _calls(model: torch.nn.Module, inputs: Any) -> list[tuple[list[Any], float]]
         own = [real[p] for p in module.parameters(recurse=False)]
         calls.append((own, counter.get_total_flops() - before[module]))
 
-    for module in ghost.modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            module.register_forward_pre_hook(enter)
-            module.register_forward_hook(leave)
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    arguments = tuple(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments)
     try:
+        ghost = copy.deepcopy(model).to("meta")
+        real = dict(zip(ghost.parameters(), model.parameters(), strict=True))
+        for module in ghost.modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                module.register_forward_pre_hook(enter)
+                module.register_forward_hook(leave)
         with counter:
-            ghost(*arguments)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return None
-    return calls if sum(flops for _, flops in calls) > 0 else None
+            ghost(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
+    except Exception as error:  # it is the user's code: whatever it raises, the sizes are known all the same
+        said = (str(error).splitlines() or [""])[0]
+        return [], f"without data its forward fails: {type(error).__name__}: {said}"
+    return (calls, "") if sum(flops for _, flops in calls) > 0 else ([], "it has no operation that is counted")

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ddplab.profile import Gradient, Profile
+from ddplab.transfers import number
 
 
 class _Wait(torch.autograd.Function):
@@ -84,7 +85,9 @@ def paced(model_or_profile: Profile | nn.Module, backward_s: float = 0.4, forwar
         return Paced(model_or_profile)
     if not isinstance(model_or_profile, nn.Module):
         raise TypeError(f"paced takes a ddplab.Profile or a torch module, not {type(model_or_profile).__name__}")
-    named = [(i, name, p) for i, (name, p) in enumerate(model_or_profile.named_parameters()) if p.requires_grad]
+    number(backward_s, "backward_s")
+    every = enumerate(model_or_profile.named_parameters())
+    named = [(i, name, p) for i, (name, p) in every if p.requires_grad and p.numel()]
     if not named:
         raise ValueError("no parameter of this module requires a gradient: nothing to play")
     total = sum(p.numel() for *_, p in named)

@@ -10,7 +10,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddplab.transfers import count, number, whole
 
 if TYPE_CHECKING:
     import torch
@@ -71,11 +74,12 @@ class Profile:
                 raise ValueError(f"a profile's {part} is a number of seconds, 0 or more, not {value!r}")
         before = 0.0
         for g in self.gradients:
+            if not isinstance(g, Gradient):
+                raise ValueError(f"a profile's gradients are ddplab.Gradient rows, not {g!r}")
             if g.dtype not in ITEM_BYTES:
                 raise ValueError(f"{g.name} is {g.dtype!r}; gradients are {', '.join(ITEM_BYTES)}")
-            if g.elements < 1:
-                raise ValueError(f"{g.name} has {g.elements!r} elements")
-            if not before <= g.ready_s <= self.backward_s * (1 + 1e-9):
+            count(g.elements, f"{g.name}'s elements", error=ValueError)
+            if not isinstance(g.ready_s, Real) or not before <= g.ready_s <= self.backward_s * (1 + 1e-9):
                 raise ValueError(
                     f"{g.name} is ready at {g.ready_s!r} s; in the order of readiness it must lie between {before!r} s "
                     f"(the one before it) and {self.backward_s!r} s (the end of backward)"
@@ -88,10 +92,17 @@ class Profile:
 
         Backward visits them from the last to the first: `Profile.of([(1_000, 0.01), (5_000, 0.02)])`.
         """
+        if not isinstance(layers, Iterable):
+            raise ValueError(f"layers are pairs (elements, backward seconds), not {layers!r}")
         layers, now, gradients = list(layers), 0.0, []
-        for position, (elements, seconds) in reversed(list(enumerate(layers))):
-            now += seconds
-            gradients.append(Gradient(f"layer{position}.weight", int(elements), now, position))
+        for position, layer in reversed(list(enumerate(layers))):
+            try:
+                elements, seconds = layer
+            except (TypeError, ValueError):
+                raise ValueError(f"layer {position} is (elements, backward seconds), not {layer!r}") from None
+            elements = count(whole(elements), f"layer {position}'s elements", error=ValueError)
+            now += number(seconds, f"layer {position}'s backward seconds")
+            gradients.append(Gradient(f"layer{position}.weight", elements, now, position))
         return cls(tuple(gradients), forward_s, now, **{"source": "written down by hand", **parts})
 
     @property
@@ -137,10 +148,14 @@ def record(
 
     inputs: what the model is called with: a tuple of arguments, or one argument.  loss_fn: from the model's output to
     a scalar loss; None takes the sum of the output.  optimizer: stepped and timed too, which changes the parameters
-    (None counts 0 s). Gradients are cleared afterwards. Raises ValueError if no parameter got a gradient.
+    (None counts 0 s). Gradients are cleared afterwards. Raises ValueError if no parameter got a gradient, TypeError if
+    there is no loss to call backward on.
     """
     import torch
 
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"record takes a torch module, not {type(model).__name__}")
+    repeats = count(repeats, "record's repeats", error=ValueError)
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     names = {p: (name, i) for i, (name, p) in enumerate(model.named_parameters())}
     cuda = next((p.is_cuda for p in names), False)
@@ -149,7 +164,7 @@ def record(
     hooks = [
         p.register_post_accumulate_grad_hook(lambda p: marks.__setitem__(p, clock(cuda)))
         for p in names
-        if p.requires_grad
+        if p.requires_grad and p.numel()
     ]
     steps = []
     try:
@@ -158,7 +173,14 @@ def record(
             marks.clear()
             begin = clock(cuda)
             out = model(*arguments)
+            if loss_fn is None and not isinstance(out, torch.Tensor):
+                raise TypeError(f"the model returned a {type(out).__name__}, which has no sum: pass loss_fn")
             loss = loss_fn(out) if loss_fn else out.sum()
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+                raise TypeError(f"the loss is one number, a tensor, not a {type(loss).__name__}{shape}")
+            if not loss.requires_grad:
+                break  # nothing to record, which is said below
             middle = clock(cuda)
             loss.backward()
             end = clock(cuda)

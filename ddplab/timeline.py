@@ -19,7 +19,7 @@ from ddplab.lanes import Parcel, run_lanes
 from ddplab.link import Link, Topology
 from ddplab.profile import Gradient, Profile
 from ddplab.steptimes import MIB, BucketTimes, Timeline
-from ddplab.transfers import count
+from ddplab.transfers import count, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 CAPS_MB = (0.5, 1, 2, 5, 10, 25, 50, 100, 200)
+MOST_JITTER = 0.5  # one rank's 5th percentile of a normal with a larger sigma comes near no time at all, or below
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class Compression:
     decode_s_per_byte: float = 0.0
     wire_dtype: str | None = None
 
+    def __post_init__(self) -> None:
+        for field in ("factor", "encode_s_per_byte", "decode_s_per_byte"):
+            number(getattr(self, field), f"a compression's {field}", 0)
+
 
 # Free of charge unless calibrated: the bound that a perfect implementation approaches.
 COMPRESSIONS = {c.name: c for c in (Compression(), Compression("fp16", 0.5, wire_dtype="float16"))}
@@ -72,8 +77,8 @@ def assign(profile: Profile, bucket_cap_mb: float | None = None, iteration: int 
     """
     from ddplab._buckets import assign_buckets
 
-    if bucket_cap_mb is not None and not (isinstance(bucket_cap_mb, (int, float)) and 0 < bucket_cap_mb < math.inf):
-        raise ValueError(f"bucket_cap_mb is a positive number of MiB, or None, not {bucket_cap_mb!r}")
+    if bucket_cap_mb is not None:
+        number(bucket_cap_mb, "bucket_cap_mb, in MiB,", above=True)
     if iteration not in (0, 1):
         raise ValueError(f"iteration is 0 (the first) or 1 (all others), not {iteration!r}")
     if iteration == 0:
@@ -123,15 +128,19 @@ def predict_step(
     if not isinstance(profile, Profile):
         raise TypeError(f"predict_step takes a ddplab.Profile (record, assumed_profile), not {type(profile).__name__}")
     topology = getattr(topology, "topology", topology) or Topology(4 if ranks is None else ranks, 1, Link.parse(link))
+    if not isinstance(topology, Topology):
+        raise TypeError(f"topology is a ddplab.Topology or Hosts, not {topology!r}")
+    if costs is not None and not hasattr(costs, "all_reduce_seconds"):
+        raise TypeError(f"costs is what ddplab.calibrate returns, not {costs!r}")
     if ranks is not None and ranks != topology.ranks:
         raise ValueError(f"ranks={ranks}, but the topology has {topology.ranks}")
     if isinstance(compression, str):
         if compression not in COMPRESSIONS:
             raise ValueError(f"compression is {', '.join(COMPRESSIONS)} or a ddplab.Compression, not {compression!r}")
         compression = costs.compression(compression) if costs else COMPRESSIONS[compression]
-    for name, value, least in (("slowdown", slowdown, 1), ("jitter", jitter, 0)):
-        if not (isinstance(value, (int, float)) and least <= value < math.inf):
-            raise ValueError(f"{name} is a number, {least} or more, not {value!r}")
+    if not isinstance(compression, Compression):
+        raise ValueError(f"compression is {', '.join(COMPRESSIONS)} or a ddplab.Compression, not {compression!r}")
+    number(slowdown, "slowdown", 1), number(jitter, "jitter", 0, MOST_JITTER)
     lanes = (costs.lanes if costs else 1) if lanes is None else count(lanes, "lanes", error=ValueError)
     parcels = _parcels(assign(profile, bucket_cap_mb, iteration), topology, compression, costs)
     low, middle, high = (1 + jitter * slowest_of(topology.ranks, q) for q in (0.05, 0.5, 0.95))
@@ -165,6 +174,8 @@ def best_bucket_cap(profile: Profile, caps_mb: Iterable[float] = CAPS_MB, **step
     """
     import pandas as pd
 
+    if not isinstance(caps_mb, Iterable) or isinstance(caps_mb, str):
+        raise ValueError(f"caps_mb is a list of numbers of MiB to choose from, not {caps_mb!r}")
     rows = []
     for cap in caps_mb:
         t = predict_step(profile, bucket_cap_mb=cap, **step)

@@ -6,10 +6,12 @@ begins when its sends and receives are over.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +160,16 @@ def count(value: Any, what: str, least: int = 1, error: type[ValueError] = Sched
     if number < least or isinstance(value, (bool, np.bool_)):
         raise error(f"{what} must be a whole number of at least {least}, not {value!r}.")
     return number
+
+
+def number(value: Any, what: str, least: float = 0.0, most: float = math.inf, above: bool = False) -> float:
+    """`value` as a finite float from `least` (left out with `above`) to `most`; otherwise a ValueError."""
+    real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+    if not (real and math.isfinite(value) and least <= value <= most and not (above and value == least)):
+        span = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+        kind = "a positive number" if above and not least else f"a number, {span}"
+        raise ValueError(f"{what} is {kind}, not {value!r}")
+    return float(value)
 
 
 def whole(value: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,6 +68,13 @@ def test_names_that_would_collide_stay_apart() -> None:
     assert [p.numel() for p in dl.paced(profile).parameters()] == [3, 2]
 
 
+def test_a_parameter_without_elements_carries_nothing() -> None:
+    model = small()
+    model.empty = torch.nn.Parameter(torch.empty(0, 3))
+    profiles = dl.paced(model).profile, dl.assumed_profile(model, compute_s=1.0), dl.record(model, torch.zeros(2, 6))
+    assert [len(profile.gradients) for profile in profiles] == [6, 6, 6]
+
+
 def test_frozen_parameters_are_not_played() -> None:
     model = small()
     model[0].weight.requires_grad_(False)
@@ -118,6 +128,57 @@ def test_assumed_without_inputs_needs_a_time() -> None:
     profile = dl.assumed_profile(small(), compute_s=3.0)
     assert profile.gradients[0].name == "3.bias" and profile.gradients[-1].ready_s == pytest.approx(2.0)
     assert "number of parameters" in profile.source
+
+
+X = torch.zeros(2, 4)
+
+
+class Awkward(torch.nn.Module):
+    """A forward that looks at its data, which the meta device does not have; or breaks as a user's may."""
+
+    def __init__(self, error: type[Exception] | None = None) -> None:
+        super().__init__()
+        self.layer, self.error = torch.nn.Linear(4, 4), error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.error:
+            raise self.error("broken\nin two lines")
+        return self.layer(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: dl.assumed_profile(Awkward(), X), ValueError, "without data its forward fails: "),
+        (lambda: dl.assumed_profile(Awkward(AttributeError), X), ValueError, r"AttributeError: broken\)"),
+        (lambda: dl.assumed_profile(small(), torch.zeros(2, 9)), ValueError, "without data its forward fails: Runtime"),
+        (lambda: dl.assumed_profile(torch.nn.BatchNorm1d(4), X), ValueError, "no operation that is counted"),
+        (lambda: dl.assumed_profile(torch.nn.Linear(4, 4), X, tflops=1e300), ValueError, "takes no time at all"),
+        (lambda: dl.assumed_profile(torch.nn.Linear(4, 4), X, tflops="10"), ValueError, "tflops is a positive number"),
+        (lambda: dl.assumed_profile(small(), compute_s=math.nan), ValueError, "compute_s is a positive number"),
+        (lambda: dl.assumed_profile("resnet18", batch=0.5), ValueError, "batch must be a whole number of at least 1"),
+        (lambda: dl.assumed_profile(None), TypeError, "torchvision classifier or a torch module, not None"),
+        (lambda: dl.record("resnet18"), TypeError, "record takes a torch module, not str"),
+        (lambda: dl.record(small(), torch.zeros(2, 6), repeats=0), ValueError, "record's repeats must be"),
+        (lambda: dl.record(small(), torch.zeros(2, 6), lambda y: y), TypeError, r"not a Tensor of shape \(2, 1\)"),
+        (lambda: dl.record(small(), torch.zeros(2, 6), lambda y: y.sum().item()), TypeError, "a tensor, not a float"),
+        (lambda: dl.record(small(), torch.zeros(2, 6), lambda y: y.sum().detach()), ValueError, "got a gradient"),
+        (lambda: dl.record(torch.nn.LSTM(6, 3), torch.zeros(2, 6)), TypeError, "returned a tuple.* pass loss_fn"),
+        (lambda: dl.paced(small(), backward_s=-1.0), ValueError, "backward_s"),
+        (lambda: dl.paced(small(), backward_s="1"), ValueError, "backward_s"),
+    ],
+)
+def test_what_is_no_model_no_time_or_no_loss_is_named(call: Callable, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_assuming_leaves_the_model_alone() -> None:
+    for device in ("cpu", "meta"):
+        model = small().to(device)
+        dl.assumed_profile(model, torch.zeros(2, 6))
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_layer_used_twice_is_ready_when_its_first_use_is_over_in_backward() -> None:

@@ -10,7 +10,7 @@ import pytest
 import ddplab as dl
 from ddplab.lanes import Parcel, run_lanes
 from ddplab.profile import Gradient, Profile
-from ddplab.timeline import MIB, Compression, assign, best_bucket_cap, predict_step, slowest_of
+from ddplab.timeline import MIB, MOST_JITTER, Compression, assign, best_bucket_cap, predict_step, slowest_of
 
 LINK = dl.Link(1e6, latency_s=0.0, wire_efficiency=1.0)  # 1 MB/s of payload, no latency: round numbers
 FOUR = dl.Topology(4, 1, LINK)
@@ -165,12 +165,23 @@ def test_resnet50_has_the_five_buckets_of_the_claim() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda p: predict_step(p, bucket_cap_mb=0), "bucket_cap_mb is a positive number"),
+        (lambda p: predict_step(p, bucket_cap_mb=0), "bucket_cap_mb, in MiB, is a positive number, not 0"),
         (lambda p: predict_step(p, bucket_cap_mb=math.nan), "bucket_cap_mb"),
         (lambda p: predict_step(p, link="fast"), "fast"),
         (lambda p: predict_step(p, compression="zip"), "compression is none, fp16"),
         (lambda p: predict_step(p, slowdown=0.5), "slowdown is a number, 1 or more"),
-        (lambda p: predict_step(p, jitter=-1), "jitter is a number, 0 or more"),
+        (lambda p: predict_step(p, jitter=-1), "jitter is a number, from 0 to 0.5, not -1"),
+        (lambda p: predict_step(p, ranks=1, jitter=0.7), "jitter is a number, from 0 to 0.5"),  # less than no time
+        (lambda p: predict_step(p, slowdown=True), "slowdown is a number, 1 or more, not True"),
+        (lambda p: predict_step(p, bucket_cap_mb=True), "bucket_cap_mb, in MiB, is a positive number"),
+        (lambda p: predict_step(p, bucket_cap_mb="25"), "bucket_cap_mb, in MiB, is a positive number, not '25'"),
+        (lambda p: predict_step(p, ranks=2.5), "at least 1, not 2.5"),
+        (lambda p: predict_step(p, link=5), "is not a rate"),
+        (lambda p: predict_step(p, compression=None), "compression is none, fp16 or a ddplab.Compression, not None"),
+        (lambda p: Compression("lossy", -0.5), "a compression's factor is a number, 0 or more, not -0.5"),
+        (lambda p: Compression("slow", 0.5, math.inf), "a compression's encode_s_per_byte"),
+        (lambda p: best_bucket_cap(p, 25), "caps_mb is a list of numbers of MiB"),
+        (lambda p: best_bucket_cap(p, [25, 0]), "bucket_cap_mb, in MiB, is a positive number, not 0"),
         (lambda p: predict_step(p, ranks=0), "at least 1, not 0"),
         (lambda p: predict_step(p, lanes=-1), "lanes must be a whole number of at least 1"),
         (lambda p: predict_step(p, iteration=7), "iteration is 0"),
@@ -180,7 +191,16 @@ def test_resnet50_has_the_five_buckets_of_the_claim() -> None:
         (lambda p: Profile((), 0, 1), "without gradients"),
         (lambda p: Profile(p.gradients, -1, 3), "forward_s"),
         (lambda p: Profile(p.gradients, 0, 0.5), "layer2.weight is ready at"),
-        (lambda p: Profile.of([(0, 1.0)]), "has 0 elements"),
+        (lambda p: Profile.of([(0, 1.0)]), "layer 0's elements must be a whole number of at least 1, not 0"),
+        (lambda p: Profile.of([(9, 1.0), (2.5, 1.0)]), "layer 1's elements must be a whole number"),
+        (lambda p: Profile.of([(9, 1.0), (9, -1.0)]), "layer 1's backward seconds is a number, 0 or more, not -1.0"),
+        (lambda p: Profile.of([9, 9]), r"layer 1 is \(elements, backward seconds\), not 9"),
+        (lambda p: Profile.of([]), "without gradients"),
+        (lambda p: Profile.of(7), "layers are pairs"),
+        (lambda p: Profile((("w", 1, 0.0),), 0, 1), "gradients are ddplab.Gradient rows, not"),
+        (lambda p: Profile((Gradient("w", "1", 0.0, 0),), 0, 1), "w's elements must be a whole number"),
+        (lambda p: Profile((Gradient("w", 1, math.nan, 0),), 0, 1), "w is ready at nan s"),
+        (lambda p: Profile((Gradient("w", 1, None, 0),), 0, 1), "w is ready at None s"),
         (lambda p: Profile((Gradient("w", 1, 0.0, 0, "int8"),), 0, 1), "w is 'int8'"),
     ],
 )
@@ -192,3 +212,13 @@ def test_bad_input_is_named(call, words) -> None:
 def test_a_name_is_not_a_profile() -> None:
     with pytest.raises(TypeError, match=r"predict_step takes a ddplab.Profile \(record, assumed_profile\), not str"):
         predict_step("resnet50")
+    with pytest.raises(TypeError, match="topology is a ddplab.Topology or Hosts, not '4 hosts'"):
+        predict_step(layers(1, 1), topology="4 hosts")
+    with pytest.raises(TypeError, match="costs is what ddplab.calibrate returns, not 50"):
+        predict_step(layers(1, 1), costs=50)
+
+
+def test_the_widest_jitter_still_takes_time() -> None:
+    for n in (1, 2, 1024):
+        t = predict_step(layers(1, 1, 1), n, "100gbit", jitter=MOST_JITTER)
+        assert 0 < t.band_s[0] <= t.step_s <= t.band_s[1]
