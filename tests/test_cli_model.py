@@ -30,6 +30,32 @@ LINEAR = """
     def broken():
         raise KeyError("weights")
 
+    def leaves():
+        import sys
+
+        sys.exit(0)
+
+    def elsewhere():
+        import os
+
+        os.chdir("/")
+        raise RuntimeError("no weights\\nin two lines")
+
+    def lazy():
+        return torch.nn.LazyLinear(3)
+
+    def wrong_inputs():
+        return torch.nn.Linear(3, 3), torch.zeros(2, 5)
+
+    class Talkative(torch.nn.Linear):
+        def forward(self, x):
+            print("working ...")
+            return super().forward(x)
+
+    def talks():
+        print("building ...")
+        return Talkative(1000, 1000, bias=False), torch.zeros(16, 1000)
+
     def frozen():
         return torch.nn.Linear(2, 2).requires_grad_(False)
 """
@@ -110,6 +136,8 @@ def test_a_model_of_the_users_own_is_trusted_code_and_it_says_so(there: Path, ca
     assert found["rows"][0]["samples_per_s"] == pytest.approx(16 / 0.096)
     found = rows_of(capsys, "--model mymodels:plain --compute-ms 60 --jitter 0")
     assert found["rows"][0]["step_ms"] == pytest.approx(60) and found["rows"][0]["samples_per_s"] is None
+    found = rows_of(capsys, "--model mymodels:talks --tflops 0.001 --jitter 0")  # its prints are not in the JSON
+    assert found["rows"][0]["step_ms"] == pytest.approx(96)
     assert main(["predict", "--help"]) == 0
     assert "only code that you trust" in " ".join(capsys.readouterr().out.split())
 
@@ -148,7 +176,16 @@ def test_the_page_is_whole_and_alive(there: Path, browser: Any, capsys: Any) -> 
         ("--model resnet18 --schedule ring", "--schedule prices one all-reduce"),
         ("--batch 3", "--batch needs --model"),
         ("--html x.html", "--html needs --model"),
-        ("--model resnet18 --jitter -1", "--jitter: '-1' is not a percentage"),
+        ("--model resnet18 --jitter -1", "--jitter: '-1' is not a jitter in percent"),
+        ("--model resnet18 --jitter 60", "--jitter: '60' is not a jitter in percent; give a number, from 0 to 50"),
+        ("--model resnet18 --tflops 1e300", "takes no time at all"),
+        ("--model= --ranks 4", "--model is empty"),
+        ("--model mymodels:leaves", "mymodels:leaves failed: SystemExit: 0"),
+        ("--model mymodels:elsewhere", "mymodels:elsewhere failed: RuntimeError: no weights in two lines"),
+        ("--model mymodels:lazy --compute-ms 5", "uninitialized parameter"),
+        ("--model mymodels:wrong_inputs", "without data its forward fails: RuntimeError"),
+        ("--model mymodels.py:plain", "is a file; from its folder, name what an import names: --model mymodels:plain"),
+        ("--model ./mymodels:plain", "--model mymodels:plain"),
         ("--model resnet18 --batch 1.5", "--batch: '1.5' is not a count"),
         ("--model resnet18 --bucket-cap-mb 0", "--bucket-cap-mb: '0' is not a size in MiB"),
         ("--model resnet18 --slowdown 0.5", "--slowdown: '0.5' is not a factor"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import stat
 import sys
@@ -16,6 +17,7 @@ from ddplab.cli.values import Problem, count, one_of, positive, seconds
 
 COUNTS = tuple(2**k for k in range(11))
 JITTER_PERCENT = 3.0  # of the compute time, one standard deviation; a figure to reckon with
+MOST_JITTER_PERCENT = 50.0  # as `predict_step` allows
 ONLY_MODEL = ("batch", "tflops", "compute_ms", "bucket_cap_mb", "compression", "jitter", "slowdown", "html")
 ONLY_SCHEDULE = ("schedule", "size")
 
@@ -31,12 +33,14 @@ _COLUMNS = {
 }
 
 
-def _at_least(least: float, what: str):
+def _at_least(least: float, what: str, most: float = math.inf):
+    span = f"{least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+
     def convert(text: str) -> float:
         with contextlib.suppress(ValueError):
-            if least <= float(text) < float("inf"):
+            if least <= float(text) <= most and math.isfinite(float(text)):
                 return float(text)
-        raise argparse.ArgumentTypeError(f"'{text}' is not {what}; give a number, {least:g} or more")
+        raise argparse.ArgumentTypeError(f"'{text}' is not {what}; give a number, {span}")
 
     return convert
 
@@ -51,13 +55,16 @@ def arguments(group: argparse._ArgumentGroup) -> None:
     add("--compute-ms", type=seconds, metavar="MS", help="or state a rank's compute time of a step")
     add("--bucket-cap-mb", type=cap, metavar="MB", help="MiB (default: torch's 25, first one 1)")
     add("--compression", type=one_of(("none", "fp16"), "compression"), metavar="C", help="none (default) or fp16")
-    add("--jitter", type=_at_least(0, "a percentage"), metavar="PCT", help="%% of compute, sigma (default 3)")
+    add("--jitter", type=_at_least(0, "a jitter in percent", MOST_JITTER_PERCENT), metavar="PCT",
+        help="%% of compute, sigma (default 3)")  # fmt: skip
     add("--slowdown", type=_at_least(1, "a factor"), metavar="F", help="of compute while communicating")
     add("--html", metavar="FILE", help="write a page with the chart and the timeline")
 
 
 def check(args: argparse.Namespace) -> None:
     """Options that belong to the other half of the command are a mistake, not to be ignored."""
+    if args.model == "":
+        raise Problem("--model is empty; name one, such as resnet50, or a module:factory of yours")
     for name in ONLY_SCHEDULE if args.model else ONLY_MODEL:
         if getattr(args, name) is not None:
             why = "prices one all-reduce, not --model" if args.model else "needs --model"
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace, topology: Any) -> None:
     """Print the table, JSON, and write the page."""
     from ddplab.timeline import best_bucket_cap, predict_step
 
-    profile = _profile(args)
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is neither table nor JSON
+        profile = _profile(args)
     options = {
         "bucket_cap_mb": args.bucket_cap_mb,
         "compression": args.compression or "none",
@@ -131,7 +139,7 @@ def _profile(args: argparse.Namespace) -> Any:
         raise Problem(str(error), 1) from error
     except ValueError as error:
         hint = "; use --compute-ms" if "compute_s" in str(error) else ""
-        raise Problem(f"{str(error).rstrip('.')}{hint}") from error
+        raise Problem(f"{' '.join(str(error).split()).rstrip('.')}{hint}") from error
 
 
 def _user_model(name: str) -> tuple[Any, Any]:
@@ -141,13 +149,18 @@ def _user_model(name: str) -> tuple[Any, Any]:
     import torch
 
     module_name, _, factory = name.partition(":")
-    sys.path.insert(0, os.getcwd())
+    if module_name.endswith(".py") or os.sep in module_name:
+        module = os.path.basename(module_name).removesuffix(".py")
+        raise Problem(f"'{module_name}' is a file; from its folder, name what an import names: --model {module}:{factory}")
+    path = list(sys.path)
+    sys.path.insert(0, "")  # the working folder, as for python -c
     try:
         made = getattr(importlib.import_module(module_name), factory)()
-    except Exception as error:  # whatever the user's code raises is told, not thrown at them from our insides
-        raise Problem(f"{name} failed: {type(error).__name__}: {error}", 1) from error
+    except (Exception, SystemExit) as error:  # whatever the user's code raises is told, not thrown at them
+        said = " ".join(str(error).split())
+        raise Problem(f"{name} failed: {type(error).__name__}: {said}", 1) from error
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path[:] = path
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise Problem(f"{name}() returned {type(made).__name__}; it must return a torch module, or (module, inputs)")
