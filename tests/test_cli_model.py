@@ -184,7 +184,7 @@ def test_the_page_is_whole_and_alive(there: Path, browser: Any, capsys: Any) -> 
         ("--model mymodels:elsewhere", "mymodels:elsewhere failed: RuntimeError: no weights in two lines"),
         ("--model mymodels:lazy --compute-ms 5", "uninitialized parameter"),
         ("--model mymodels:wrong_inputs", "without data its forward fails: RuntimeError"),
-        ("--model mymodels.py:plain", "is a file; from its folder, name what an import names: --model mymodels:plain"),
+        ("--model mymodels.py:plain", "is a file; name the module, from its folder: --model mymodels:plain"),
         ("--model ./mymodels:plain", "--model mymodels:plain"),
         ("--model resnet18 --batch 1.5", "--batch: '1.5' is not a count"),
         ("--model resnet18 --bucket-cap-mb 0", "--bucket-cap-mb: '0' is not a size in MiB"),

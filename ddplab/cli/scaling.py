@@ -151,7 +151,7 @@ def _user_model(name: str) -> tuple[Any, Any]:
     module_name, _, factory = name.partition(":")
     if module_name.endswith(".py") or os.sep in module_name:
         module = os.path.basename(module_name).removesuffix(".py")
-        raise Problem(f"'{module_name}' is a file; from its folder, name what an import names: --model {module}:{factory}")
+        raise Problem(f"'{module_name}' is a file; name the module, from its folder: --model {module}:{factory}")
     path = list(sys.path)
     sys.path.insert(0, "")  # the working folder, as for python -c
     try:
