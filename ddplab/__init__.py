@@ -44,6 +44,7 @@ _HOME = {
         "LinkVerdict LinkWatch",
         "flight": "read_flight dump_flight FlightError",
         "inspector": "read_inspector InspectorError",
+        "trace": "analyze_trace TraceError TraceReport",
         "trace.capture": "capture CaptureError",
     }.items()
     for name in names.split()

@@ -22,5 +22,9 @@ Synchronisation events, flows and Python frames are not kept.
 from ddplab.trace.columns import COMM, COMPUTE, MEMORY, Message, RankTrace, Table
 from ddplab.trace.errors import TraceError
 from ddplab.trace.read import read_trace
+from ddplab.trace.report import TraceReport, analyze_trace
 
-__all__ = ["COMM", "COMPUTE", "MEMORY", "Message", "RankTrace", "Table", "TraceError", "read_trace"]
+__all__ = [
+    *("COMM", "COMPUTE", "MEMORY", "Message", "RankTrace", "Table", "TraceError", "TraceReport", "analyze_trace"),
+    "read_trace",
+]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from ddplab.trace.columns import COMM, COMPUTE, MEMORY, RankTrace, Table
 from ddplab.trace.intervals import EMPTY, Intervals, intersect, join, measure, subtract, union, within
@@ -16,13 +17,15 @@ _INPUT = re.compile(
     r"enumerate\(DataLoader\)|data_?load|get_?batch|next_?batch|load_?batch|copy_batch_to_gpu", re.IGNORECASE
 )
 
+PARTS = ("span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
+
 
 @dataclass
 class Busy:
-    """When a rank computed, communicated, copied memory and waited for input, each as a set of time.
+    """When a rank computed, communicated, copied memory and fetched input, each as a set of time.
 
     On a GPU: kernels on any stream; copies from the host count as memory. On a CPU: the operators of the main thread, and
-    what gloo's threads ran. `begin`, `end`: first start and last end of any of it, int nanoseconds.
+    what gloo's threads ran. Input: the data loader, and copies from the host. `begin`, `end`: first start and last end of any of it, int nanoseconds.
     """
 
     compute: Intervals
@@ -47,14 +50,8 @@ class Busy:
         compute, comm, hidden, busy = (
             int(within(a, low, high)) for a in (self.compute, self.comm, self.hidden, self.all)
         )
-        return {
-            "span_ns": high - low,
-            "compute_only_ns": compute - hidden,
-            "overlapped_ns": hidden,
-            "exposed_comm_ns": comm - hidden,
-            "memory_only_ns": busy - (compute + comm - hidden),
-            "idle_ns": high - low - busy,
-        }
+        parts = (compute - hidden, hidden, comm - hidden, busy - (compute + comm - hidden), high - low - busy)
+        return dict(zip(PARTS, (high - low, *parts), strict=True))
 
 
 def busy(trace: RankTrace) -> Busy:
@@ -62,7 +59,8 @@ def busy(trace: RankTrace) -> Busy:
     marks = trace.marks
     loading = np.array([i for i, name in enumerate(trace.names) if _INPUT.search(name)], np.int32)
     loads = marks.where(np.isin(marks.name, loading) & ~marks.gpu)
-    input = union(loads.start_ns, loads.end_ns)
+    copies = trace.gpu.where(np.isin(trace.gpu.name, trace.ids("Memcpy HtoD")))
+    input = join(union(loads.start_ns, loads.end_ns), union(copies.start_ns, copies.end_ns))
     if len(trace.gpu):
         sets = [_of(trace.gpu, trace.gpu.kind == kind) for kind in (COMPUTE, COMM, MEMORY)]
         if not len(sets[1][0]):
@@ -112,9 +110,24 @@ def _windows(trace: RankTrace, busy: Busy, found: list[tuple[int, int, int]]) ->
     begins = []
     for _, start, end in found:
         mine = (launched.launch_ns >= start) & (launched.launch_ns < end)
-        begins.append(int(launched.start_ns[mine].min()) if mine.any() else max(start, begins[-1] if begins else start))
+        first = int(launched.start_ns[mine].min()) if mine.any() else start
+        begins.append(max([first, *begins[-1:]]))
     ends = begins[1:] + [max(busy.end, begins[-1])] if begins else []
     return [(low, max(low, high)) for low, high in zip(begins, ends, strict=True)]
+
+
+def step_of(trace: RankTrace, steps: list[dict[str, int]], operations: pd.DataFrame) -> list[int | None]:
+    """The step that each operation belongs to: the one that launched it; None before the first.
+
+    Where the launch is not in the trace, the window that it began in. A CPU's operations begin where they are called.
+    """
+    launch, start = operations["launch_ns"].to_numpy(), operations["start_ns"].to_numpy()
+    called = np.searchsorted(
+        [start for _, start, _ in trace.steps()], np.where(launch >= 0, launch, start), side="right"
+    )
+    began = np.searchsorted([step["start_ns"] for step in steps], start, side="right")
+    at = np.where((launch >= 0) | (trace.device == "cpu"), called, began)
+    return [steps[i - 1]["step"] if i else None for i in at.tolist()]
 
 
 def _of(table: Table, rows: np.ndarray | slice) -> Intervals:

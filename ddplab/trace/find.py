@@ -1,0 +1,45 @@
+"""From what a user names to trace files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddplab.trace.errors import TraceError
+
+_ENDINGS = (".json", ".json.gz")
+
+
+def find_traces(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """(trace files in the order of their names, notes). A folder stands for the traces in it, not below it.
+
+    In a folder that has files named *.trace.json or *.trace.json.gz, as the profiler names them, other JSON files are not
+    taken for traces. TraceError where there is nothing.
+    """
+    files, notes = [], []
+    for given in paths:
+        path = Path(given)
+        if not path.is_dir():
+            if not path.exists():
+                raise TraceError(path, "there is no such file or folder")
+            files.append(path)
+            continue
+        try:
+            there = sorted(entry for entry in path.iterdir() if entry.is_file() and entry.name.endswith(_ENDINGS))
+        except OSError as error:
+            raise TraceError(path, f"cannot be read: {error.strerror}") from error
+        own = [file for file in there if ".trace.json" in file.name]
+        if own and len(own) < len(there):
+            other = ", ".join(file.name for file in there if file not in own)
+            notes.append(f"{path}: not taken for traces: {other}")
+        if not there:
+            below = sorted(
+                {str(Path(where)) for where, _, names in os.walk(path) if any(n.endswith(_ENDINGS) for n in names)}
+            )
+            hint = f"; there are some in {', '.join(below[:4])}" if below else ""
+            raise TraceError(path, f"the folder holds no .json or .json.gz file{hint}")
+        files += own or there
+    if not files:
+        raise TraceError("(nothing)", "name a trace file or a folder of traces")
+    return files, notes

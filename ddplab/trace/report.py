@@ -1,0 +1,184 @@
+"""The report on a run: what the traces of its ranks say, as tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddplab.trace import breakdown, collectives, stragglers
+from ddplab.trace.columns import RankTrace
+from ddplab.trace.find import find_traces
+from ddplab.trace.operations import operations
+from ddplab.trace.read import read_trace
+from ddplab.trace.select import one_per_rank
+
+TABLES = ("breakdown", "overlap", "steps", "collectives", "stragglers", "lateness", "holdups", "waits")
+
+
+def analyze_trace(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    comm: str | re.Pattern | None = None,
+    partial: bool = False,
+) -> TraceReport:
+    """Read the profiler traces of one run, of one rank or of many, and report where the time went.
+
+    paths: files (.json, .json.gz), folders that hold them, or a list of these. One file is one rank.
+    comm: a regular expression, searched in kernel names: kernels of yours that communicate (DeepEP, nvshmem, oneCCL).
+    partial: read what is whole of a file that is damaged or ends early, and say in `.notes` what was lost.
+    TraceError names the file, line and column of what cannot be read.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    files, notes = find_traces(list(paths))
+    traces = [read_trace(file, comm=comm, partial=partial) for file in files]
+    traces, more = one_per_rank(traces)
+    return TraceReport(traces, notes + more)
+
+
+class TraceReport:
+    """What `analyze_trace` found. Every table is a pandas.DataFrame with units in its column names; unknown is None.
+
+    breakdown    a row a rank: five parts that sum to `span_ns` exactly
+    overlap      a row a rank: communication, how much of it compute hid; `overlap_pct` is None without communication
+    steps        a row a rank and ProfilerStep: the five parts, `exposed_pct` of the step, time spent on input
+    collectives  a row a collective, group, dtype and size: times, and bandwidth by the minimum over ranks
+    stragglers   a row a rank, the latest first: how late in all, what it held up, and why; empty with one rank
+    lateness     the same by step
+    holdups      a row a matched collective: who came last, how late, how long the others waited, why
+    waits        a row a matched collective and rank: waiting split from transfer
+    notes        what was lost, guessed or left out, in words
+    traces       the ranks' events (`RankTrace`), busy: their sets of time (`Busy`), operations: each communication kernel
+    """
+
+    def __init__(self, traces: Sequence[RankTrace], notes: Sequence[str] = ()):
+        self.traces = list(traces)
+        self.ranks = [trace.rank for trace in self.traces]
+        self.notes = list(notes)
+        for trace in self.traces:
+            self.notes += [f"{trace.path}: {note}" for note in trace.notes]
+        self.busy = [breakdown.busy(trace) for trace in self.traces]
+        self._steps = [breakdown.steps(trace, on) for trace, on in zip(self.traces, self.busy, strict=True)]
+        found = []
+        for trace, steps in zip(self.traces, self._steps, strict=True):
+            frame = operations(trace)
+            frame.insert(0, "rank", pd.Series([trace.rank] * len(frame), dtype=object))
+            frame.insert(1, "step", pd.Series(breakdown.step_of(trace, steps, frame), dtype=object))
+            found.append(frame)
+        every, notes = collectives.matched(pd.concat(found, ignore_index=True))
+        self.notes += notes
+        offsets = stragglers.clock_offsets(every)
+        if offsets:
+            apart = ", ".join(f"rank {rank} {ns / 1e6:+.3f} ms" for rank, ns in offsets.items() if ns)
+            self.notes.append(f"the ranks' clocks differ ({apart}): set by the ends of their collectives")
+        self.operations = stragglers.lateness(every, offsets)
+
+    @cached_property
+    def breakdown(self) -> pd.DataFrame:
+        rows = [
+            {"rank": trace.rank, "device": trace.device, **on.parts(), "file": trace.path}
+            for trace, on in zip(self.traces, self.busy, strict=True)
+        ]
+        return _frame(rows, ["rank", "device", *breakdown.PARTS, "file"])
+
+    @cached_property
+    def overlap(self) -> pd.DataFrame:
+        rows = []
+        for row in self.breakdown.to_dict("records"):
+            hidden, exposed = row["overlapped_ns"], row["exposed_comm_ns"]
+            comm = hidden + exposed
+            rows.append(
+                {
+                    "rank": row["rank"],
+                    "comm_ns": comm,
+                    "overlapped_ns": hidden,
+                    "exposed_comm_ns": exposed,
+                    "overlap_pct": 100 * hidden / comm if comm else None,
+                }
+            )
+        return _frame(rows, ["rank", "comm_ns", "overlapped_ns", "exposed_comm_ns", "overlap_pct"])
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        rows = []
+        for trace, steps in zip(self.traces, self._steps, strict=True):
+            for step in steps:
+                span, exposed = step["span_ns"], step["exposed_comm_ns"]
+                rows.append({"rank": trace.rank, **step, "exposed_pct": 100 * exposed / span if span else None})
+        names = ["rank", "step", "start_ns", *breakdown.PARTS, "annotated_ns", "input_ns", "exposed_pct"]
+        return _frame(rows, names)
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        return _frame(collectives.bandwidth(self.operations), collectives.COLUMNS)
+
+    @cached_property
+    def waits(self) -> pd.DataFrame:
+        shared = self.operations[self.operations["peers"] > 1].sort_values(["instance", "start_ns"], kind="stable")
+        names = ["step", "collective", "group", "number", "message_bytes", "rank"]
+        frame = shared[names].astype(object).where(shared[names].notna(), None)
+        for name in ("lag_ns", "transfer_ns", "wait_ns"):
+            frame[name.replace("_ns", "_us")] = shared[name] / 1e3
+        return frame.assign(last=shared["last"]).reset_index(drop=True)
+
+    @cached_property
+    def holdups(self) -> pd.DataFrame:
+        busy = dict(zip(self.ranks, self.busy, strict=True))
+        steps = dict(zip(self.ranks, self._steps, strict=True))
+        return _frame(stragglers.holdups(self.operations, busy, steps), stragglers.HOLDUPS)
+
+    @cached_property
+    def stragglers(self) -> pd.DataFrame:
+        return _frame(stragglers.by_rank(self.operations, self.holdups), stragglers.BY_RANK)
+
+    @cached_property
+    def lateness(self) -> pd.DataFrame:
+        rows = stragglers.by_rank(self.operations, self.holdups, by_step=True)
+        return _frame(rows, ["step", *(name for name in stragglers.BY_RANK if name != "worst_step")])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All tables as lists of plain rows, and the notes."""
+        tables = {name: getattr(self, name).to_dict("records") for name in TABLES}
+        return {"ranks": self.ranks, **tables, "notes": self.notes}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text; what is not known is null."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False, default=lambda value: value.item())
+
+    def to_csv(self, folder: str | Path) -> list[Path]:
+        """Write each table to `folder`/<name>.csv and return the paths. The folder is made if need be."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for name in TABLES:
+            path = folder / f"{name}.csv"
+            part = path.with_name(path.name + ".part")
+            getattr(self, name).to_csv(part, index=False)
+            os.replace(part, path)
+            written.append(path)
+        return written
+
+    def __str__(self) -> str:
+        from ddplab.trace.text import text
+
+        return text(self)
+
+    def __repr__(self) -> str:
+        return f"TraceReport({len(self.traces)} ranks; print it, or see .breakdown .overlap .steps .collectives .stragglers)"
+
+
+def _frame(rows: list[dict], columns: Sequence[str]) -> pd.DataFrame:
+    """A table in which an unknown value is None, never NaN."""
+    table = {}
+    for name in columns:
+        values = [row[name] for row in rows]
+        missing = any(value is None for value in values)
+        table[name] = pd.Series(values, dtype=object if missing or not rows else None)
+    return pd.DataFrame(table)

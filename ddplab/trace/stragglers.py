@@ -1,0 +1,132 @@
+"""Who was late, by how much, why, and which collective waited for it. Needs the traces of two ranks or more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from ddplab.trace.breakdown import Busy
+from ddplab.trace.intervals import within
+
+HOLDUPS = ["step", "collective", "group", "number", "message_bytes", "last_rank", "late_us", "waited_us", "cause"]
+BY_RANK = ["rank", "lag_us", "worst_us", "worst_step", "collectives", "held_up", "caused_us", "waited_us", "cause"]
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # all ranks end at once
+_OFFSET_NS = 200_000  # below, different ends may be the network's doing, not the clocks'
+_EXPLAINED = 1000  # the latest arrivals whose cause is looked for; of more, the rest has none
+
+
+def clock_offsets(operations: pd.DataFrame) -> dict[object, int]:
+    """Nanoseconds by which each rank's clock is ahead of the median rank's, where that is beyond doubt; else empty.
+
+    The ranks of an all-reduce leave it together. Where one rank leaves later than the others, by the same time again and
+    again, its clock is what differs.
+    """
+    shared = operations[operations["collective"].isin(_TOGETHER) & (operations["peers"] > 1)]
+    if not len(shared):
+        return {}
+    ahead = shared["end_ns"] - shared.groupby("instance", sort=False)["end_ns"].transform("median")
+    found = {}
+    for rank, values in ahead.groupby(shared["rank"], sort=False):
+        offset = float(np.median(values))
+        spread = float(np.median(np.abs(values - offset)))
+        found[rank] = round(offset) if len(values) > 1 and spread < abs(offset) / 8 else 0
+    return found if max(map(abs, found.values())) > _OFFSET_NS else {}
+
+
+def lateness(operations: pd.DataFrame, offsets: Mapping[object, int]) -> pd.DataFrame:
+    """`operations` with `lag_ns` (how long after the first rank it began) and `last` (whether the others waited for it)."""
+    frame = operations.copy()
+    start = frame["start_ns"] - frame["rank"].map(lambda rank: offsets.get(rank, 0)).astype("int64")
+    shared = frame["peers"] > 1
+    frame["lag_ns"] = start - start.groupby(frame["instance"], sort=False).transform("min")
+    latest = start.groupby(frame["instance"], sort=False).idxmax()
+    frame["last"] = frame.index.isin(latest) & shared
+    return frame
+
+
+def holdups(late: pd.DataFrame, busy: Mapping[object, Busy], steps: Mapping[object, list]) -> list[dict]:
+    """One row a matched collective, in time order: who came last, how late, how long the others waited in all, and why.
+
+    cause: what the last rank did longer than the first to arrive, since they left an earlier collective together:
+    "compute", "input" (the data loader, copies from the host) or "host" (neither: Python, launches, a lock, a sleep).
+    """
+    shared = late[late["peers"] > 1]
+    rows, instances = [], []
+    for _, ranks in shared.groupby("instance", sort=False):
+        last = ranks.loc[ranks["last"]].iloc[0]
+        first = ranks.loc[ranks["lag_ns"].idxmin()]
+        instances.append(
+            (ranks.set_index("rank")[["start_ns", "end_ns"]].to_dict("index"), last["rank"], first["rank"])
+        )
+        rows.append(
+            {
+                **{k: last[k] for k in ("step", "collective", "group", "number", "message_bytes")},
+                "last_rank": last["rank"],
+                "late_us": last["lag_ns"] / 1e3,
+                "waited_us": float(ranks["wait_ns"].sum()) / 1e3,
+                "cause": None,
+            }
+        )
+    for i in sorted(range(len(rows)), key=lambda i: -rows[i]["late_us"])[:_EXPLAINED]:
+        times, last, first = instances[i]
+        if last != first:
+            began = _together_until(instances, i, last, first, times)
+            rows[i]["cause"] = _cause(times, last, first, began, busy, steps)
+    return rows
+
+
+def _together_until(instances: list, i: int, last: object, first: object, times: dict) -> dict[object, int]:
+    """When each of the two left the latest collective that both had left before this one began."""
+    for before, _, _ in reversed(instances[max(0, i - 64) : i]):
+        if all(rank in before and before[rank]["end_ns"] <= times[rank]["start_ns"] for rank in (last, first)):
+            return {rank: before[rank]["end_ns"] for rank in (last, first)}
+    return {}
+
+
+def _cause(times: dict, last: object, first: object, began: dict, busy: Mapping, steps: Mapping) -> str:
+    spent = {}
+    for rank in (last, first):
+        high = times[rank]["start_ns"]
+        low = began.get(rank)
+        if low is None:  # since the step began, or the trace
+            low = max([s["start_ns"] for s in steps.get(rank, ()) if s["start_ns"] <= high], default=busy[rank].begin)
+            low = min(low, high)
+        on = busy[rank]
+        compute, input, comm = (int(within(a, low, high)) for a in (on.compute, on.input, on.comm))
+        spent[rank] = {"compute": compute, "input": input, "host": max(high - low - compute - input - comm, 0)}
+    return max(spent[last], key=lambda what: spent[last][what] - spent[first][what])
+
+
+def by_rank(late: pd.DataFrame, held: pd.DataFrame, by_step: bool = False) -> list[dict]:
+    """One row a rank (and step): how late it was in all, and what it held up; the latest first.
+
+    lag_us: behind the first to arrive, summed over the matched collectives. held_up: collectives that had to wait for it.
+    caused_us: how long the others waited in those, summed over the ranks. waited_us: how long it waited itself.
+    cause: of most of the time by which it was last; None if it never was.
+    """
+    shared = late[late["peers"] > 1]
+    keys = ["step", "rank"] if by_step else ["rank"]
+    rows = []
+    for key, mine in shared.groupby(keys, sort=False, dropna=False):
+        named = {name: None if pd.isna(value) else value for name, value in zip(keys, key, strict=True)}
+        guilty = held[held["last_rank"] == named["rank"]]
+        if by_step:
+            guilty = guilty[guilty["step"].isna() if named["step"] is None else guilty["step"] == named["step"]]
+        causes = guilty.dropna(subset="cause").groupby("cause")["late_us"].sum()
+        worst = mine.loc[mine["lag_ns"].idxmax()]
+        rows.append(
+            {
+                **named,
+                "lag_us": float(mine["lag_ns"].sum()) / 1e3,
+                "worst_us": float(worst["lag_ns"]) / 1e3,
+                **({} if by_step else {"worst_step": None if pd.isna(worst["step"]) else worst["step"]}),
+                "collectives": len(mine),
+                "held_up": len(guilty),
+                "caused_us": float(guilty["waited_us"].sum()),
+                "waited_us": float(mine["wait_ns"].sum()) / 1e3,
+                "cause": causes.idxmax() if len(causes) else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["lag_us"]) if not by_step else rows
