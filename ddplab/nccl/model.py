@@ -1,0 +1,253 @@
+"""NCCL's own cost model: how long each algorithm and protocol would take on one node, and hence which one it picks.
+
+When a communicator starts, NCCL computes a latency and a bandwidth for every algorithm (ring, tree, NVLS) with every
+protocol (LL, LL128, Simple), and at each call it takes the pair with the least latency + bytes / bandwidth. The
+formulas and constants here are those of NCCL 2.30.7, src/graph/tuning.cc (ncclTopoTuneModel, ncclTopoGetAlgoTime),
+for an all-reduce on one node whose GPUs are joined by NVLink. They say what NCCL believes, not what a machine does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+ALGORITHMS = ("Ring", "Tree", "NVLS")
+
+# Microseconds, by protocol: the fixed cost of a call, and that of one step over NVLink.
+_BASE_US = {"Ring": (6.6, 14.0, 8.4), "Tree": (6.8, 14.0, 8.4)}
+_STEP_US = {"Ring": (0.6, 1.9, 3.4), "Tree": (0.6, 1.25, 4.0)}
+_NVLS_US = 25.0
+
+# Bandwidths above which a generation of GPUs does not get on one node, GB/s: LL in all, the others for each channel.
+_GENERATIONS = ("Volta", "Ampere", "Hopper", "Blackwell")
+_LL_MAX = (39.0, 87.7, 141.0, 282.0)
+_RING_LL128_MAX = (20.0, 20.0, 36.7, 40.0)
+_TREE_MAX = (26.5, 24.0, 38.7, 70.0)
+_TREE_LL128_MAX = (20.0, 20.0, 36.7, 55.6)
+_NVLS_EFFICIENCY = (0.0, 0.0, 0.85, 0.74)
+
+# A tree's bandwidth at medium sizes, as a share of the formula: 64 B, 128 B, 256 B ... 256 MiB.
+_TREE_SHARE = (
+    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
+    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
+    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node as the model sees it.
+
+    ranks: GPUs.  compute_capability: 70 (V100), 80 (A100), 90 (H100, H200), 100 (B200).
+    channels, channel_GBps: rings that NCCL's search lays over the NVLinks, and the rate of each; a log shows twice the
+    channels ("24 coll channels" on 8 x A100), because NCCL doubles them afterwards.
+    nvls_channels, nvls_GBps: the same for reduction in the switch (NVLS); 0 where there is none.
+    switched: every GPU reaches every other at full rate (NVSwitch), so fewer GPUs have the same channels.
+    basis: how the channels are known.
+    """
+
+    name: str
+    ranks: int
+    compute_capability: int
+    channels: int
+    channel_GBps: float
+    nvls_channels: int = 0
+    nvls_GBps: float = 0.0
+    switched: bool = True
+    basis: str = "given"
+
+    @property
+    def generation(self) -> str:
+        """The row of NCCL's constants that holds for these GPUs."""
+        cc = self.compute_capability
+        return _GENERATIONS[3 if cc >= 100 else 2 if cc >= 90 else 1 if cc >= 80 else 0]
+
+
+_SEARCH = "derived from NCCL 2.30.7's channel search"
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        Machine("8xV100", 8, 70, 6, 20.0, switched=False, basis=f"{_SEARCH}: 6 NVLinks of 20 GB/s, cube mesh"),
+        Machine("8xA100", 8, 80, 12, 20.0, basis=f"{_SEARCH}: 12 NVLinks of 20 GB/s, NVSwitch"),
+        Machine("8xH100", 8, 90, 12, 30.0, 8, 40.0, basis=f"{_SEARCH}: 18 NVLinks of 20.6 GB/s, NVSwitch"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class TuningModel:
+    """Latency and bandwidth of an all-reduce for each algorithm and protocol on one node; see `tuning_model`."""
+
+    machine: Machine
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(algorithm, protocol) that this machine offers, in NCCL's order: of equals, the first is taken."""
+        nvls = [("NVLS", "Simple")] if self._nvls else []
+        return [(a, p) for a in ("Tree", "Ring") for p in PROTOCOLS] + nvls
+
+    @property
+    def _nvls(self) -> bool:
+        return self.machine.nvls_channels >= 2 and _NVLS_EFFICIENCY[self._row] > 0
+
+    @property
+    def _row(self) -> int:
+        return _GENERATIONS.index(self.machine.generation)
+
+    def latency_us(self, algorithm: str, protocol: str) -> float:
+        """The part of the time that does not depend on the size, in microseconds. ValueError for an unknown pair."""
+        p = self._protocol(algorithm, protocol)
+        if algorithm == "NVLS":
+            return _NVLS_US
+        return _BASE_US[algorithm][p] + 2 * (self.machine.ranks - 1) * _STEP_US[algorithm][p]
+
+    def busbw_GBps(self, algorithm: str, protocol: str) -> float:
+        """Bus bandwidth at large sizes, in GB/s, as in a table of nccl-tests. ValueError for an unknown pair."""
+        return self.algbw_GBps(algorithm, protocol) * 2 * (self.machine.ranks - 1) / self.machine.ranks
+
+    def algbw_GBps(self, algorithm: str, protocol: str) -> float:
+        """Bytes of the buffer per second at large sizes, in GB/s. ValueError for an unknown pair."""
+        p, m, row = self._protocol(algorithm, protocol), self.machine, self._row
+        peak = m.channels * m.channel_GBps
+        if algorithm == "Tree":
+            rate = min(peak * 0.92, m.channels * _TREE_MAX[row])
+            if p == 0:
+                rate = min(rate / 3.8, _LL_MAX[row])
+            elif p == 1:
+                rate = min(rate * 7 / 9, m.channels * _TREE_LL128_MAX[row])
+            return rate / 2
+        if algorithm == "NVLS":
+            rate = m.nvls_GBps * _NVLS_EFFICIENCY[row] * (m.nvls_channels - 1) * 2
+        elif p == 0:  # 4 bytes of data go with 4 bytes of flag
+            rate = min(_LL_MAX[row], peak / 2)
+        elif p == 1:  # 120 bytes of data go with 8 bytes of flag
+            rate = min(peak * 0.92, m.channels * _RING_LL128_MAX[row])
+        else:
+            rate = peak
+        return rate * m.ranks / (2 * (m.ranks - 1))
+
+    def seconds(self, nbytes: float, algorithm: str, protocol: str) -> float:
+        """Seconds that an all-reduce of `nbytes` bytes would take. ValueError for an unknown pair or negative bytes."""
+        if not 0 <= nbytes < math.inf:
+            raise ValueError(f"a message has 0 bytes or more, not {nbytes!r}")
+        rate = self.algbw_GBps(algorithm, protocol)
+        if algorithm == "Tree" and (lines := int(nbytes) >> 6):
+            shares = _TREE_SHARE[PROTOCOLS.index(protocol)]
+            if (power := lines.bit_length() - 1) < len(shares):
+                rate *= shares[power]
+        return self.latency_us(algorithm, protocol) * 1e-6 + nbytes / (rate * 1e9)
+
+    def choose(self, nbytes: float, algorithms: Iterable[str] = ALGORITHMS, protocols: Iterable[str] = PROTOCOLS):
+        """(algorithm, protocol) with the least time among those allowed, as NCCL_ALGO and NCCL_PROTO would allow them.
+
+        ValueError where nothing is left, which NCCL answers with an invalid usage error.
+        """
+        algorithms, protocols = list(algorithms), list(protocols)
+        allowed = [(a, p) for a, p in self.pairs if a in algorithms and p in protocols]
+        if not allowed:
+            raise ValueError(f"{self.machine.name} offers none of {algorithms} with {protocols}")
+        return min(allowed, key=lambda pair: self.seconds(nbytes, *pair))
+
+    def crossover(
+        self, small: tuple[str, str] = ("Ring", "LL"), large: Iterable[tuple[str, str]] | None = None
+    ) -> float:
+        """Bytes above which `small` is no longer the fastest of the ring's protocols (or of `small` and `large`).
+
+        Infinity where it stays the fastest; 0 where it never is.
+        """
+        others = list(large) if large is not None else [("Ring", p) for p in PROTOCOLS if ("Ring", p) != small]
+
+        def behind(nbytes: float) -> bool:
+            return self.seconds(nbytes, *small) > min(self.seconds(nbytes, *pair) for pair in others)
+
+        low, high = 1.0, 2.0**40
+        if behind(low):
+            return 0.0
+        if not behind(high):
+            return math.inf
+        while high / low > 1 + 1e-9:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if behind(middle) else (middle, high)
+        return high
+
+    def table(self) -> pd.DataFrame:
+        """One row a pair: algorithm, protocol, latency_us, algbw_GBps, busbw_GBps; rings first."""
+        import pandas as pd
+
+        pairs = sorted(self.pairs, key=lambda pair: (ALGORITHMS.index(pair[0]), PROTOCOLS.index(pair[1])))
+        return pd.DataFrame(
+            {
+                "algorithm": a,
+                "protocol": p,
+                "latency_us": self.latency_us(a, p),
+                "algbw_GBps": self.algbw_GBps(a, p),
+                "busbw_GBps": self.busbw_GBps(a, p),
+            }
+            for a, p in pairs
+        )
+
+    def times(self, sizes: Iterable[float]) -> pd.DataFrame:
+        """One row a size and pair: size_B, algorithm, protocol, time_us, busbw_GBps, chosen (NCCL's choice: True)."""
+        import pandas as pd
+
+        factor, rows = 2 * (self.machine.ranks - 1) / self.machine.ranks, []
+        for nbytes in sizes:
+            best = self.choose(nbytes)
+            for a, p in self.pairs:
+                seconds = self.seconds(nbytes, a, p)
+                busbw = nbytes / seconds / 1e9 * factor
+                rows.append((nbytes, a, p, seconds * 1e6, busbw, (a, p) == best))
+        return pd.DataFrame(rows, columns=["size_B", "algorithm", "protocol", "time_us", "busbw_GBps", "chosen"])
+
+    def figure(self, **options):
+        """The model with sliders: a `ddplab.figures.TuningFigure`."""
+        from ddplab.figures.tuning import TuningFigure
+
+        return TuningFigure(self, **options)
+
+    def _protocol(self, algorithm: str, protocol: str) -> int:
+        if (algorithm, protocol) not in self.pairs:
+            known = ", ".join(f"{a}/{p}" for a, p in self.pairs)
+            raise ValueError(f"{self.machine.name} has no {algorithm}/{protocol}; it has {known}")
+        return PROTOCOLS.index(protocol)
+
+
+def tuning_model(
+    machine: str | Machine = "8xA100",
+    *,
+    ranks: int | None = None,
+    channels: int | None = None,
+    channel_GBps: float | None = None,
+) -> TuningModel:
+    """NCCL's cost model of an all-reduce on one node.
+
+    machine: "8xV100", "8xA100", "8xH100", or a `Machine` of your own.
+    ranks, channels, channel_GBps: put in place of the machine's own (fewer GPUs of it; half the links).
+    Raises ValueError for an unknown machine and for numbers that make no sense.
+    Source: NCCL 2.30.7, src/graph/tuning.cc; the channels follow from src/graph/search.cc and topo.h.
+    """
+    if not isinstance(machine, Machine):
+        if machine not in MACHINES:
+            raise ValueError(f"no machine is called {machine!r}: take {', '.join(MACHINES)}, or give a Machine")
+        machine = MACHINES[machine]
+    given = {"ranks": ranks, "channels": channels, "channel_GBps": channel_GBps}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "ranks" in given and "channels" not in given and not machine.switched:
+        raise ValueError(
+            f"{machine.name} has no switch: only whole nodes have known channels, so give channels as well"
+        )
+    if given:
+        machine = replace(machine, **given, basis=f"{machine.basis}; {', '.join(given)} given")
+    for name, least, most in (("ranks", 2, 72), ("channels", 1, 32)):
+        value = getattr(machine, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{name} is a whole number from {least} to {most}, not {value!r}")
+    if not 0 < machine.channel_GBps < math.inf:
+        raise ValueError(f"channel_GBps is a positive rate in GB/s, not {machine.channel_GBps!r}")
+    return TuningModel(machine)
