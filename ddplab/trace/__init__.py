@@ -19,12 +19,24 @@ table are sorted by `start_ns`.
 Synchronisation events, flows and Python frames are not kept.
 """
 
-from ddplab.trace.columns import COMM, COMPUTE, MEMORY, Message, RankTrace, Table
-from ddplab.trace.errors import TraceError
-from ddplab.trace.read import read_trace
-from ddplab.trace.report import TraceReport, analyze_trace
+from __future__ import annotations
 
-__all__ = [
-    *("COMM", "COMPUTE", "MEMORY", "Message", "RankTrace", "Table", "TraceError", "TraceReport", "analyze_trace"),
-    "read_trace",
-]
+import importlib
+from typing import Any
+
+# public name -> the module of this folder that defines it; loaded on first use, so that a rank that only records
+# a trace does not load what reads one
+_HOME = {
+    **dict.fromkeys(("COMM", "COMPUTE", "MEMORY", "Message", "RankTrace", "Table"), "columns"),
+    **dict.fromkeys(("TraceReport", "analyze_trace"), "report"),
+    "TraceError": "errors",
+    "read_trace": "read",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ddplab.trace' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ddplab.trace.{_HOME[name]}"), name)

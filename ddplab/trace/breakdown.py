@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ddplab.trace.columns import COMM, COMPUTE, MEMORY, RankTrace, Table
-from ddplab.trace.intervals import EMPTY, Intervals, intersect, join, measure, subtract, union, within
+from ddplab.trace.intervals import EMPTY, Intervals, intersect, join, subtract, union, within
 
 # The data loader names itself so (torch/utils/data/dataloader.py); the rest is what people call it.
 _INPUT = re.compile(
@@ -24,8 +24,9 @@ PARTS = ("span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memo
 class Busy:
     """When a rank computed, communicated, copied memory and fetched input, each as a set of time.
 
-    On a GPU: kernels on any stream; copies from the host count as memory. On a CPU: the operators of the main thread, and
-    what gloo's threads ran. Input: the data loader, and copies from the host. `begin`, `end`: first start and last end of any of it, int nanoseconds.
+    On a GPU: kernels on any stream, and copies. On a CPU: the operators of the main thread, and what gloo's threads
+    ran. Input: the data loader, and copies from the host (which on a GPU are memory too). `begin`, `end`: first start
+    and last end of compute, communication and memory, int nanoseconds.
     """
 
     compute: Intervals

@@ -1,7 +1,7 @@
 """Collectives of all ranks: which belong together, how long the transfer took, how fast it was.
 
-A kernel of a collective begins when its own rank is ready and ends when all are through. Its shortest run over the ranks
-is the transfer; what the others ran longer, they waited. So bandwidth counts the minimum over ranks.
+A kernel of a collective begins when its own rank is ready and ends when all are through. Its shortest run over the
+ranks is the transfer; what the others ran longer, they waited. So bandwidth counts the minimum over ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SHIFTS = 200  # ways to lay a shorter window on a longer one that are tried
 def matched(operations: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """(the operations with `number`, `instance`, `peers`, `transfer_ns`, `wait_ns` added; notes).
 
-    operations: those of all ranks, with a column `rank`. Ranks' operations belong together by their order within process
-    group and collective: `number`, from 0. Rows of one `instance` (int) are one collective seen from its ranks; `peers`
+    operations: those of all ranks, with a column `rank`. They belong together by their order within process group and
+    collective: `number`, from 0. Rows of one `instance` (int) are one collective seen from its ranks; `peers`
     is how many. Point-to-point operations, and what no other trace has, are instances of their own, without waiting.
     """
     frame, notes = operations.copy(), []

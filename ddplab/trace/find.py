@@ -14,8 +14,8 @@ _ENDINGS = (".json", ".json.gz")
 def find_traces(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
     """(trace files in the order of their names, notes). A folder stands for the traces in it, not below it.
 
-    In a folder that has files named *.trace.json or *.trace.json.gz, as the profiler names them, other JSON files are not
-    taken for traces. TraceError where there is nothing.
+    In a folder that has files named *.trace.json or *.trace.json.gz, as the profiler names them, other JSON files are
+    not taken for traces. TraceError where there is nothing.
     """
     files, notes = [], []
     for given in paths:

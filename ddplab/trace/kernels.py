@@ -1,33 +1,29 @@
 """Which kernels communicate, and what their names and arguments say of the collective.
 
-Names by version: `ncclAllReduceRingLLKernel_sum_f32` (NCCL before 2.12), `ncclKernel_AllReduce_RING_LL_Sum_float` (to 2.18),
-`ncclDevKernel_AllReduce_Sum_f32_RING_LL` (2.19 on), `ncclSymDevKernel…` and `ncclSymkDevKernel…` (2.27 on, symmetric
-memory), `ncclDevKernel_Generic` (RCCL always, and NCCL where no specialised kernel was built). A name does not tell the
-protocol that ran (nccl issue 1595), and not always the collective: arguments come first.
+Names by version, as NCCL's sources define them: `ncclAllReduceRingLLKernel_sum_f32` (to 2.7),
+`ncclKernel_AllReduce_RING_LL_Sum_float` (2.8 to 2.18), `ncclDevKernel_AllReduce_Sum_f32_RING_LL` (2.19 on),
+`ncclSymDevKernel_…` (2.27) and `ncclSymkDevKernel_…` (2.28 on) for symmetric memory, `ncclDevKernel_Generic` (RCCL, and
+NCCL where no specialised kernel was built). A name does not tell the protocol that ran (nccl issue 1595), and not
+always the collective: arguments come first.
 """
 
 from __future__ import annotations
 
 import re
 
-# Kineto categories since 2022, and those of 2021.
+# Kineto's categories (ActivityType.h), and what it wrote in 2021.
 KERNEL_CATEGORIES = ("kernel", "Kernel")
 MEMORY_CATEGORIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")
 CPU_CATEGORIES = ("cpu_op", "Operator")
-MARK_CATEGORIES = ("user_annotation", "UserAnnotation")
-GPU_MARK_CATEGORIES = ("gpu_user_annotation", "GPUUserAnnotation")
-RUNTIME_CATEGORIES = (
-    "cuda_runtime",
-    "cuda_driver",
-    "Runtime",
-    "Driver",
-    "hip_runtime",
-    "xpu_runtime",
-    "privateuse1_runtime",
-)
+MARK_CATEGORIES = ("user_annotation",)
+GPU_MARK_CATEGORIES = ("gpu_user_annotation",)
+RUNTIME_CATEGORIES = ("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime")
 
 COMMUNICATION = re.compile(r"(void )?(nccl|rccl)", re.IGNORECASE)  # at the start of a kernel's name
-SYNCHRONISATION = frozenset(("Event Sync", "Stream Sync", "Context Sync", "Stream Wait Event"))  # kineto: cuda_sync
+SYNCHRONISATION = frozenset(("Event Sync", "Stream Sync", "Context Sync", "Stream Wait Event"))  # waiting, no kernel
+# Annotations that torch's process groups make (`opTypeToString` after the backend's name).
+DISTRIBUTED_MARK = re.compile(r"(nccl|gloo|mpi|ucc|xccl):")
+MARK = re.compile(DISTRIBUTED_MARK.pattern + r"|ProfilerStep#")  # wherever they stand, these are annotations
 
 _WORDS = {
     "allreduce": "all_reduce",
@@ -72,8 +68,8 @@ _BYTES = dict(_DTYPES.values())
 def collective(name: str) -> str | None:
     """The collective that a kernel, an annotation or the argument `Collective name` speaks of; None if it does not say.
 
-    >>> collective("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)"), collective("_allgather_base"), collective("nccl:recv 0<-1")
-    ('all_reduce', 'all_gather', 'recv')
+    >>> collective("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)"), collective("_allgather_base")
+    ('all_reduce', 'all_gather')
     """
     plain = re.sub(r"[^a-z0-9]", "", re.split(r"[(<]", name, maxsplit=1)[0].lower())
     for word, collective in _WORDS.items():

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ddplab.trace import kernels
+from ddplab.trace.annotations import at_launch, communication
 from ddplab.trace.breakdown import gloo
 from ddplab.trace.columns import COMM, Message, RankTrace
 
@@ -15,25 +16,26 @@ KEY = ["collective", "group", "group_size", "dtype", "message_bytes"]
 
 
 def operations(trace: RankTrace) -> pd.DataFrame:
-    """Every communication kernel (on a CPU: every gloo operation) of one rank, in time order.
+    """Every communication kernel of one rank, or every operation that gloo ran where there is none, in time order.
 
-    start_ns, end_ns, launch_ns (-1: unknown), name; collective ("unknown" if nothing tells it), group, group_size, dtype,
-    message_bytes, ranks, seq (None where not told); source: where the message came from: "kernel" (its own arguments),
-    "annotation" (the nccl:… that its launch stands in), "name".
+    start_ns, end_ns, launch_ns (-1: unknown), name; collective ("unknown" if nothing tells it), group, group_size,
+    dtype, message_bytes, ranks, seq (None where not told); source, where the message came from: "kernel" (its own
+    arguments), "annotation" (the nccl:… that its launch stands in, or gloo's own), "name".
     """
     if len(trace.gpu) and (trace.gpu.kind == COMM).any():
-        rows = trace.gpu.where(trace.gpu.kind == COMM)
-        around = _annotations(trace, rows.launch_ns, rows.launch_thread)
-        launch = rows.launch_ns
+        rows = communication(trace)
+        marks, launch = at_launch(trace, rows), rows.launch_ns
+        outer = np.full(len(rows), -1)
+        outer[marks >= 0] = trace.marks.message[marks[marks >= 0]]
     else:
         rows = trace.marks.where(gloo(trace))
-        around, launch = np.full(len(rows), -1), np.full(len(rows), -1)
+        outer, launch = np.full(len(rows), -1), np.full(len(rows), -1)
     known: dict[tuple[int, int], dict] = {}
     columns = []
-    for own, outer in zip(rows.message.tolist(), around.tolist(), strict=True):
-        if (own, outer) not in known:
-            known[own, outer] = _described(trace, own, outer, on_gpu=bool(len(trace.gpu)))
-        columns.append(known[own, outer])
+    for pair in zip(rows.message.tolist(), outer.tolist(), strict=True):
+        if pair not in known:
+            known[pair] = _described(trace, *pair)
+        columns.append(known[pair])
     frame = pd.DataFrame(columns, columns=[*KEY, "ranks", "seq", "source"], dtype=object)
     frame.insert(0, "start_ns", rows.start_ns)
     frame.insert(1, "end_ns", rows.end_ns)
@@ -42,28 +44,17 @@ def operations(trace: RankTrace) -> pd.DataFrame:
     return frame
 
 
-def _annotations(trace: RankTrace, times: np.ndarray, threads: np.ndarray) -> np.ndarray:
-    """For each launch the message of the distributed annotation around it on its thread, -1 if there is none."""
-    found = np.full(len(times), -1)
-    marks = trace.marks.where((trace.marks.message >= 0) & ~trace.marks.gpu)
-    for thread in np.unique(threads[times >= 0]):
-        mine, here = marks.where(marks.thread == thread), np.flatnonzero((threads == thread) & (times >= 0))
-        if len(mine):
-            at = np.searchsorted(mine.start_ns, times[here], side="right") - 1
-            inside = (at >= 0) & (mine.end_ns[np.maximum(at, 0)] >= times[here])
-            found[here[inside]] = mine.message[at[inside]]
-    return found
-
-
-def _described(trace: RankTrace, own: int, outer: int, on_gpu: bool) -> dict:
-    message = trace.messages[own] if own >= 0 else Message()
-    source = "kernel" if message.in_elements is not None and on_gpu else "name"
+def _described(trace: RankTrace, own: int, outer: int) -> dict:
+    """`own`: the operation's message, `outer`: that of the annotation it was launched in; -1 where there is none."""
+    message, source = trace.messages[own] if own >= 0 else Message(), "kernel"
     if message.in_elements is None and outer >= 0:
         around, source = trace.messages[outer], "annotation"
-        message = replace(
-            around, **{k: v for k in ("group", "group_size", "ranks", "seq") if (v := getattr(message, k)) is not None}
-        )
-    elif not on_gpu and message.in_elements is not None:
+        told = {name: getattr(message, name) for name in ("group", "group_size", "ranks", "seq")}
+        told["collective"] = around.collective or message.collective
+        message = replace(around, **{name: value for name, value in told.items() if value is not None})
+    elif message.in_elements is None:
+        source = "name"
+    elif message.out_elements is None:  # only an annotation's shapes lack it
         source = "annotation"
     group_size = message.group_size
     if group_size is None and message.in_elements is not None:

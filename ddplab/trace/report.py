@@ -6,20 +6,22 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ddplab.trace import breakdown, collectives, stragglers
+from ddplab.trace import breakdown, buckets, collectives, stragglers
+from ddplab.trace.advice import Advice, advise
 from ddplab.trace.columns import RankTrace
 from ddplab.trace.find import find_traces
 from ddplab.trace.operations import operations
 from ddplab.trace.read import read_trace
 from ddplab.trace.select import one_per_rank
 
-TABLES = ("breakdown", "overlap", "steps", "collectives", "stragglers", "lateness", "holdups", "waits")
+TABLES = ("breakdown", "overlap", "steps", "collectives", "stragglers", "lateness", "holdups", "waits", "buckets")
 
 
 def analyze_trace(
@@ -54,8 +56,10 @@ class TraceReport:
     lateness     the same by step
     holdups      a row a matched collective: who came last, how late, how long the others waited, why
     waits        a row a matched collective and rank: waiting split from transfer
+    buckets      a row a rank, backward pass and bucket of DDP: ready, start, end, what backward did not hide
+    advice       what to do, with the numbers behind it (`Advice`); empty for a healthy run
     notes        what was lost, guessed or left out, in words
-    traces       the ranks' events (`RankTrace`), busy: their sets of time (`Busy`), operations: each communication kernel
+    traces       the ranks' events (`RankTrace`); `busy`, their sets of time; `operations`, each communication kernel
     """
 
     def __init__(self, traces: Sequence[RankTrace], notes: Sequence[str] = ()):
@@ -143,10 +147,30 @@ class TraceReport:
         rows = stragglers.by_rank(self.operations, self.holdups, by_step=True)
         return _frame(rows, ["step", *(name for name in stragglers.BY_RANK if name != "worst_step")])
 
+    @cached_property
+    def buckets(self) -> pd.DataFrame:
+        every = [buckets.buckets(trace, self._operations_of(trace)) for trace in self.traces]
+        return pd.concat(every, ignore_index=True)
+
+    @cached_property
+    def advice(self) -> list[Advice]:
+        return advise(self.buckets, self.operations, self.steps)
+
+    def _operations_of(self, trace: RankTrace) -> pd.DataFrame:
+        rows = self.operations["rank"].isna() if trace.rank is None else self.operations["rank"] == trace.rank
+        return self.operations[rows].sort_values("start_ns", kind="stable", ignore_index=True)
+
+    def to_html(self, title: str = "Trace report") -> str:
+        """The report as one self-contained page: tables, lanes, advice. `ddplab.trace.page.write_page` writes it."""
+        from ddplab.trace.page import page
+
+        return page(self, title)
+
     def to_dict(self) -> dict[str, Any]:
         """All tables as lists of plain rows, and the notes."""
         tables = {name: getattr(self, name).to_dict("records") for name in TABLES}
-        return {"ranks": self.ranks, **tables, "notes": self.notes}
+        advice = [asdict(piece) for piece in self.advice]
+        return {"ranks": self.ranks, **tables, "advice": advice, "notes": self.notes}
 
     def to_json(self) -> str:
         """`to_dict` as JSON text; what is not known is null."""
@@ -171,7 +195,7 @@ class TraceReport:
         return text(self)
 
     def __repr__(self) -> str:
-        return f"TraceReport({len(self.traces)} ranks; print it, or see .breakdown .overlap .steps .collectives .stragglers)"
+        return f"TraceReport of {len(self.traces)} ranks: print it, or see .{' .'.join(TABLES)}"
 
 
 def _frame(rows: list[dict], columns: Sequence[str]) -> pd.DataFrame:

@@ -20,8 +20,8 @@ _EXPLAINED = 1000  # the latest arrivals whose cause is looked for; of more, the
 def clock_offsets(operations: pd.DataFrame) -> dict[object, int]:
     """Nanoseconds by which each rank's clock is ahead of the median rank's, where that is beyond doubt; else empty.
 
-    The ranks of an all-reduce leave it together. Where one rank leaves later than the others, by the same time again and
-    again, its clock is what differs.
+    The ranks of an all-reduce leave it together. Where one rank leaves later than the others, by the same time again
+    and again, its clock is what differs.
     """
     shared = operations[operations["collective"].isin(_TOGETHER) & (operations["peers"] > 1)]
     if not len(shared):
@@ -36,7 +36,7 @@ def clock_offsets(operations: pd.DataFrame) -> dict[object, int]:
 
 
 def lateness(operations: pd.DataFrame, offsets: Mapping[object, int]) -> pd.DataFrame:
-    """`operations` with `lag_ns` (how long after the first rank it began) and `last` (whether the others waited for it)."""
+    """`operations` with `lag_ns` (how long it began after the first rank) and `last` (whether the others waited)."""
     frame = operations.copy()
     start = frame["start_ns"] - frame["rank"].map(lambda rank: offsets.get(rank, 0)).astype("int64")
     shared = frame["peers"] > 1
@@ -102,7 +102,7 @@ def _cause(times: dict, last: object, first: object, began: dict, busy: Mapping,
 def by_rank(late: pd.DataFrame, held: pd.DataFrame, by_step: bool = False) -> list[dict]:
     """One row a rank (and step): how late it was in all, and what it held up; the latest first.
 
-    lag_us: behind the first to arrive, summed over the matched collectives. held_up: collectives that had to wait for it.
+    lag_us: behind the first to arrive, summed over the matched collectives. held_up: collectives that waited for it.
     caused_us: how long the others waited in those, summed over the ranks. waited_us: how long it waited itself.
     cause: of most of the time by which it was last; None if it never was.
     """

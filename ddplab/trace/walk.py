@@ -21,8 +21,8 @@ _SLACK = 12  # characters that the longest JSON token cut short can have, other 
 def walk(text: bytes, last: bool, partial: bool) -> tuple[list[Event], int, bool, list[tuple[int, str]]]:
     """(events, bytes used, whether the list ended, damage as (offset, reason)).
 
-    Stops before a value that the end of `text` cuts short: more bytes may complete it, unless `last`. Stops at the first
-    damage unless `partial`; then goes on at what looks like the next event.
+    Stops before a value that the end of `text` cuts short: more bytes may complete it, unless `last`. Stops at the
+    first damage unless `partial`; then goes on at what looks like the next event.
     """
     # Latin-1 bytes survive as lone surrogates, which no UTF-8 text holds; so offsets stay those of the file.
     chars = without_infinity(text).decode("utf-8", "surrogateescape")
