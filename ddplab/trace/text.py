@@ -19,6 +19,8 @@ def text(report: TraceReport) -> str:
     blocks.append(_collectives(report) if len(report.collectives) else "no communication: overlap is not defined")
     if len(report.stragglers):
         blocks.append(_stragglers(report))
+    if report.advice:
+        blocks.append("Advice\n" + "\n".join(f"  {piece}" for piece in report.advice))
     if report.notes:
         blocks.append("Notes\n" + "\n".join(f"  {note}" for note in report.notes))
     return "\n\n".join(blocks)
