@@ -39,6 +39,7 @@ _HOME = {
         "compare": "compare",
         "nccl": "check_env",
         "results": "load_results save_results",
+        "why": "why Diagnosis",
         "dcgm": "parse_dmon link_rates parse_nvlink nvlink_rates parse_topo watch_links link_peak link_utilisation "
         "link_verdict dcgm_field dcgm_fields explain_dcgm DcgmError GpuUnavailable DcgmField GpuTopology LinkPeak "
         "LinkVerdict LinkWatch",

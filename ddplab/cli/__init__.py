@@ -31,6 +31,8 @@ COMMANDS = {
     "bench": "measure a collective on real ranks, in the columns of nccl-tests",
     "predict": "seconds and bytes of every schedule on N ranks, without running it",
     "nccl": "NCCL: its environment checked, its logs read, its cost model, sweeps",
+    "links": "watch the traffic of links, read dcgmi and nvidia-smi texts, judge",
+    "why": "why a job hung, died or crawled, from what it left in a folder",
     "labs": "list the labs, or copy their exercise versions to a folder",
     "book": "execute the notebooks and build the book, or open it",
 }
