@@ -17,7 +17,8 @@ from ddplab.steptimes import BucketTimes, Timeline
     ("link", "GBps"),
     [("nvlink1", 80), ("nvlink2", 150), ("nvlink3", 300), ("NVLink 4", 450), ("nvlink5", 900), ("nvlink3 x8", 200),
      ("NVIDIA A100-SXM4-80GB", 300), ("NVIDIA H100 80GB HBM3", 450), ("NVIDIA B200", 900),
-     ("Tesla V100-SXM2-16GB", 150), ("pcie3", 15.75), ("PCIe 4.0 x16", 31.5), ("pcie-gen5", 63.0), ("pcie5 x8", 31.5), ("pcie6", 121),
+     ("Tesla V100-SXM2-16GB", 150),
+     ("pcie3", 15.75), ("PCIe 4.0 x16", 31.5), ("pcie-gen5", 63.0), ("pcie5 x8", 31.5), ("pcie6", 121),
      ("25gbit", 3.125), ("300GB/s", 300), (12.5, 12.5), (dl.Link.parse("1gbit"), 0.125)],
 )  # fmt: skip
 def test_a_peak_is_that_of_one_direction(link, GBps):

@@ -144,17 +144,18 @@ def polled(
 ) -> Iterator[tuple[float, list[dict[str, Any]]]]:
     """Rates from cumulative counters: (seconds since the start, rows), every `interval_s` until `stop`.
 
-    The time that really passed is divided by, not the one that was asked for. A device that has just appeared, or whose
-    counter went down (the driver was loaded again), has None in that sample.
+    The time that really passed is divided by, not the one that was asked for; the last interval is shorter. A device
+    that has just appeared, or whose counter went down (the driver was loaded again), has None in that sample.
     """
     begin = last = clock()
     before = {(row["device"], row["link"]): row for row in read()}
     due = begin
     while True:
         due = max(due + interval_s, clock() - interval_s)  # a late sample does not make a burst of hurried ones
-        if stop.wait(max(0.0, due - clock())):
+        ended = stop.wait(max(0.0, due - clock()))
+        if ended and clock() - last < interval_s / 10:
             return
-        rows, now = read(), clock()
+        rows, now = read(), clock()  # at the end, too: what the last, shorter interval carried
         out = []
         for row in rows:
             one = {"device": row["device"], "link": row["link"]}
@@ -167,4 +168,6 @@ def polled(
                 one[f"{way}_GBps"] = moved / (now - last) / 1e9 if moved >= 0 and now > last else None
             out.append(one)
         yield now - begin, out
+        if ended:
+            return
         before, last = {(row["device"], row["link"]): row for row in rows}, now
