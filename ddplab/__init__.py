@@ -37,7 +37,7 @@ _HOME = {
         "stepcounts": "StepCounts",
         "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure",
         "compare": "compare",
-        "nccl": "check_env",
+        "nccl": "check_env nccl_env ask_nccl",
         "results": "load_results save_results",
         "why": "why Diagnosis",
         "dcgm": "parse_dmon link_rates parse_nvlink nvlink_rates parse_topo watch_links link_peak link_utilisation "
