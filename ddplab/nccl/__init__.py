@@ -1,6 +1,9 @@
 """NCCL and gloo from the outside: the environment they read, what they log, NCCL's cost model, knobs measured."""
 
-from ddplab.nccl.env import Finding, check_env
+from ddplab.nccl.ask import ask_nccl
+from ddplab.nccl.env import check_env, nccl_env
+from ddplab.nccl.finding import Finding
+from ddplab.nccl.knobs import Knob
 from ddplab.nccl.log import NcclLog, parse_log
 from ddplab.nccl.model import MACHINES, Machine, TuningModel, tuning_model
 from ddplab.nccl.tests import NcclTests, parse_nccl_tests
@@ -8,11 +11,14 @@ from ddplab.nccl.tests import NcclTests, parse_nccl_tests
 __all__ = [
     "MACHINES",
     "Finding",
+    "Knob",
     "Machine",
     "NcclLog",
     "NcclTests",
     "TuningModel",
+    "ask_nccl",
     "check_env",
+    "nccl_env",
     "parse_log",
     "parse_nccl_tests",
     "tuning_model",
