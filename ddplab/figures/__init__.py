@@ -5,6 +5,7 @@ from ddplab.figures.buckets import BucketFigure
 from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
 from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
+from ddplab.figures.tuning import TuningFigure
 from ddplab.figures.windows import WindowFigure
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "OverlapFigure",
     "RingStepper",
     "Stepper",
+    "TuningFigure",
     "WindowFigure",
     "figure_of",
 ]
