@@ -44,6 +44,8 @@ def main() -> int:
     for name, default in (("faults", 40), ("healthy", 10), ("seed", 0), ("ranks", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:  # loads torch and DDP into the process that ranks are forked from
+        run(Plan(ranks=args.ranks), folder)
     rows = []
     for plan in plans(args.faults, args.healthy, args.seed, args.ranks):
         with tempfile.TemporaryDirectory(prefix="ddplab-blind-") as folder:

@@ -85,7 +85,7 @@ def why(folder: str | Path) -> Diagnosis:
     call, rank = finding.call, finding.ranks[0] if finding.ranks else None
     log = remains.logs.get(rank, RankLog()) if rank is not None else RankLog()
     mine = group.calls.get(rank, {}).get(call.seq) if group and call else None
-    when = mine or (call if call and call.rank == rank else None)
+    caller = remains.logs.get(call.rank) if call else None  # often a healthy rank, which is still in that step
     return Diagnosis(
         finding.kind,
         finding.ranks,
@@ -93,7 +93,7 @@ def why(folder: str | Path) -> Diagnosis:
         call.sizes if call else (),
         call.seq if call else None,
         group.title if group and group.calls else None,
-        log.step_at(when.created_ns if when else None),
+        caller.step_at(call.created_ns) if call and caller else log.step_at(None),
         mine.place if mine else _place(log),
         finding.evidence,
         FIXES[finding.kind],

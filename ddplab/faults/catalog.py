@@ -17,20 +17,16 @@ from ddplab.faults.job import Job
 class SkippedCollective(Job):
     """The rank leaves one collective out, as a `continue` or a swallowed exception does."""
 
-    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        return losses.mean() if self.here("all_reduce") else super().mean_loss(losses)
-
-    def all_losses(self, losses: torch.Tensor) -> list[torch.Tensor]:
-        return [losses] if self.here("all_gather") else super().all_losses(losses)
+    def takes_part(self, operation: str) -> bool:
+        return not self.here(operation)
 
 
 class RankGone(Job):
     """The kernel kills the rank, as it does when memory runs out."""
 
-    def train(self, samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.here():
+    def prepare(self, operation: str) -> None:
+        if self.here(operation):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().train(samples, labels)
 
 
 class UnequalBatches(Job):
@@ -43,26 +39,17 @@ class UnequalBatches(Job):
 class UnusedParameter(Job):
     """The rank's forward takes another branch: a layer gets no gradient, and its bucket never becomes full."""
 
-    def train(self, samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def prepare(self, operation: str) -> None:
         self.model.shallow = self.here()
-        return super().train(samples, labels)
 
 
 class SlowRank(Job):
     """From the step on, the rank is late: its data come late, or it does work that the others do not do."""
 
-    def late(self, operation: str) -> None:
+    def prepare(self, operation: str) -> None:
         plan = self.plan
         if self.rank == plan.rank and self.step >= plan.step and operation == plan.operation:
             time.sleep(plan.delay_s)
-
-    def train(self, samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self.late("all_reduce")
-        return super().train(samples, labels)
-
-    def all_losses(self, losses: torch.Tensor) -> list[torch.Tensor]:
-        self.late("all_gather")
-        return super().all_losses(losses)
 
 
 class WrongOrder(Job):
@@ -73,24 +60,23 @@ class WrongOrder(Job):
 
 
 class MismatchedShapes(Job):
-    """The rank's tensor is shorter or longer than that of the others: a ragged last batch, one class more."""
+    """The rank's tensor is longer or shorter than that of the others: one figure more, a ragged last batch."""
 
     def figures(self, losses: torch.Tensor) -> torch.Tensor:
         return torch.stack([losses.mean(), losses.std()]) if self.here("all_reduce") else super().figures(losses)
 
-    def all_losses(self, losses: torch.Tensor) -> list[torch.Tensor]:
-        return super().all_losses(losses[:-3] if self.here("all_gather") else losses)
+    def complete(self, losses: torch.Tensor) -> torch.Tensor:
+        return losses[:-3] if self.here("all_gather") else losses
 
 
 class OneRankOnly(Job):
     """A collective stands inside `if rank == ...`: the rank waits for partners that never come."""
 
-    def train(self, samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def checkpoint(self) -> None:
         if self.here("barrier"):
             dist.barrier(self.group)
         if self.here("broadcast"):
-            dist.broadcast(samples[0].clone(), self.rank, group=self.group)
-        return super().train(samples, labels)
+            dist.broadcast(torch.zeros(3), self.rank, group=self.group)
 
 
 JOBS: dict[str | None, type[Job]] = {

@@ -56,22 +56,15 @@ class Job:
         for step, (samples, labels) in enumerate(self.batches()):
             self.step = step
             self.box.beat(step)
+            self.checkpoint()
             losses = self.train(samples, labels)
             self.statistics(samples, labels)
             self.mean_loss(losses)
             self.all_losses(losses)
         self.box.note(f"training finished after {self.step + 1} steps")
 
-    def here(self, operation: str | None = None) -> bool:
-        """Is this the rank and the step of the plan, and the operation, where one is asked for?"""
-        plan = self.plan
-        return (self.rank, self.step) == (plan.rank, plan.step) and operation in (None, plan.operation)
-
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for _ in range(self.plan.steps):
-            yield torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,))
-
     def train(self, samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.prepare("all_reduce")
         losses = cross_entropy(self.ddp(samples), labels, reduction="none")
         losses.mean().backward()
         self.optimizer.step()
@@ -85,18 +78,43 @@ class Job:
         for work in works:
             work.wait()
 
+    def mean_loss(self, losses: torch.Tensor) -> None:
+        figures = self.figures(losses)
+        if self.takes_part("all_reduce"):
+            dist.all_reduce(figures, group=self.group)
+
+    def all_losses(self, losses: torch.Tensor) -> None:
+        self.prepare("all_gather")
+        mine = self.complete(losses)
+        everyone = [torch.empty_like(mine) for _ in range(self.plan.ranks)]
+        if self.takes_part("all_gather"):
+            dist.all_gather(everyone, mine, group=self.group)
+
+    # -- the seams: what a fault changes. None of them is on the stack when a collective is called. --
+
+    def here(self, operation: str | None = None) -> bool:
+        """Is this the rank and the step of the plan, and the operation, where one is asked for?"""
+        plan = self.plan
+        return (self.rank, self.step) == (plan.rank, plan.step) and operation in (None, plan.operation)
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(self.plan.steps):
+            yield torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,))
+
+    def checkpoint(self) -> None:
+        """A real training would save something here, now and then."""
+
+    def prepare(self, operation: str) -> None:
+        """What comes before a collective: loading a batch, an evaluation."""
+
     def order(self, names: list[str]) -> list[str]:
         return names
-
-    def mean_loss(self, losses: torch.Tensor) -> torch.Tensor:
-        total = self.figures(losses)
-        dist.all_reduce(total, group=self.group)
-        return total / self.plan.ranks
 
     def figures(self, losses: torch.Tensor) -> torch.Tensor:
         return losses.mean().reshape(1)
 
-    def all_losses(self, losses: torch.Tensor) -> list[torch.Tensor]:
-        everyone = [torch.empty_like(losses) for _ in range(self.plan.ranks)]
-        dist.all_gather(everyone, losses, group=self.group)
-        return everyone
+    def complete(self, losses: torch.Tensor) -> torch.Tensor:
+        return losses
+
+    def takes_part(self, operation: str) -> bool:
+        return True

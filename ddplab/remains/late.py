@@ -36,22 +36,31 @@ def latecomer(group: Group) -> Late | None:
     if len(rows) < 4:
         return None
     offsets = _offsets(rows)
-    held: dict[int, list[tuple[float, Call]]] = {}
+    waits: dict[int, list[tuple[float, float, Call]]] = {}  # by the rank that came last: from, to, its call
     for row in rows[1:]:  # before the first, ranks start up
         arrived = sorted((call.created_ns - offsets[rank], rank) for rank, call in row.items())
-        wait_s = (arrived[-1][0] - arrived[-2][0]) / 1e9
-        if wait_s >= LEAST_S:
-            held.setdefault(arrived[-1][1], []).append((wait_s, row[arrived[-1][1]]))
-    if not held:
+        (since, _), (until, last) = arrived[-2:]
+        if until - since >= LEAST_S * 1e9:
+            waits.setdefault(last, []).append((since, until, row[last]))
+    if not waits:
         return None
-    sums = {rank: sum(wait for wait, _ in waits) for rank, waits in held.items()}
+    sums = {rank: _union_s(spans) for rank, spans in waits.items()}
     rank = max(sums, key=lambda r: sums[r])
     span_s = (max(c.created_ns for c in rows[-1].values()) - min(c.created_ns for c in rows[0].values())) / 1e9
-    waits = held[rank]
-    often = len(waits) >= _TIMES or max(wait for wait, _ in waits) >= _ONCE_S
+    mine = waits[rank]
+    often = len(mine) >= _TIMES or max(until - since for since, until, _ in mine) >= _ONCE_S * 1e9
     if not often or sums[rank] < _SHARE * span_s or sums[rank] < _OWN * sum(sums.values()):
         return None
-    return Late(rank, waits[0][1], len(waits), sums[rank], span_s)
+    return Late(rank, mine[0][2], len(mine), sums[rank], span_s)
+
+
+def _union_s(spans: list[tuple[float, float, Call]]) -> float:
+    """Seconds in which somebody waited: collectives that are under way together count once."""
+    total, reached = 0.0, float("-inf")
+    for since, until, _ in sorted(spans, key=lambda span: span[:2]):
+        total += max(0.0, until - max(since, reached))
+        reached = max(reached, until)
+    return total / 1e9
 
 
 def _common(group: Group) -> list[dict[int, Call]]:

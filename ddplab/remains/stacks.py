@@ -46,8 +46,9 @@ class Stack:
 
 
 def place_of(frames: Sequence[tuple[str, str, int]]) -> str | None:
+    """The innermost frame of the user's own, named by the function it belongs to and not by a comprehension in it."""
     for name, file, line in frames:
-        if not _LIBRARY.search(file):
+        if not _LIBRARY.search(file) and not name.startswith("<") or name == "<module>":
             base = re.split(r"[/\\]", file)[-1]
             return f"{name}, {base}:{line}"
     return None
