@@ -47,8 +47,13 @@ class Bucket:
         self._buffer = self._flat
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        pieces = flat.split([p.numel() for p in self._params])
-        return [piece.view(p.shape) for piece, p in zip(pieces, self._params, strict=True)]
+        """Views in the parameters' shapes and, where they are dense (channels_last is), with their strides: autograd
+        adds to a gradient of another layout with a copy and a warning."""
+        views = []
+        for p, piece in zip(self._params, flat.split([p.numel() for p in self._params]), strict=True):
+            strides = torch.empty_like(p, device="meta").stride()
+            views.append(piece.as_strided(p.shape, strides, piece.storage_offset()))
+        return views
 
     def index(self) -> int:
         """Position of this bucket in the order of communication, from 0."""

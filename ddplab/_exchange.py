@@ -41,7 +41,10 @@ def check_same_model(module: nn.Module, group: dist.ProcessGroup) -> None:
     mine = {n: "uninitialised: run one forward first" for n in lazy}
     for n, t in [*module.named_parameters(), *module.named_buffers()]:
         kind = "trainable" if t.requires_grad else "frozen" if isinstance(t, nn.Parameter) else "buffer"
-        mine.setdefault(n, "" if n in lazy else f"{tuple(t.shape)} {t.dtype} {kind}")
+        # The elements of a gradient travel in the order in which they lie in memory.
+        laid = t.requires_grad and n not in lazy and not t.is_contiguous()
+        layout = f", strides {tuple(t.stride())}" if laid else ""
+        mine.setdefault(n, "" if n in lazy else f"{tuple(t.shape)} {t.dtype} {kind}{layout}")
     tables: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(tables, mine, group=group)
     for rank, other in enumerate(tables):

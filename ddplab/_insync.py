@@ -14,8 +14,12 @@ def assert_grads_in_sync(model: nn.Module, group: dist.ProcessGroup | None = Non
 
     Names the first parameter that differs, its first differing element, and each rank's value. Every rank must call it.
     An all-reduce leaves the same bytes on all ranks, so no tolerance is needed. Costs one exchange of 8 bytes a
-    parameter; values travel only when something differs.
+    parameter; values travel only when something differs. A single process without a group agrees with itself.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"assert_grads_in_sync takes a model, wrapped or not, not {type(model).__name__}")
+    if not (dist.is_available() and dist.is_initialized()):
+        return
     group = group or getattr(model, "process_group", None)
     module = model.module if hasattr(model, "no_sync") else model
     grads = {n: None if p.grad is None else p.grad.detach().to_dense() for n, p in module.named_parameters()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ class Step:
         self.weight = weight  # what the loss is multiplied with before backward
         self.done = False
         self._owner, self._losses, self._open, self._forwards = owner, losses, None, 0
+        self._held = False  # did the last forward run under a no_sync()?
 
     def __enter__(self) -> Step:
         if self._open is not None or self.done:
@@ -49,6 +51,7 @@ class Step:
 
     def _on_forward(self, *_: object) -> None:
         self._forwards += 1
+        self._held = not getattr(self._owner.model, "require_backward_grad_sync", True)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward of `weight * loss`, for a scalar loss whose forward ran inside this `with step:`.
@@ -64,8 +67,17 @@ class Step:
                 "this loss comes from a forward outside `with step:` (or from model.module): there no_sync() was off, "
                 "and DDP decides in forward whether it synchronises"
             )
+        if self.syncs and self._held:
+            raise RuntimeError(
+                f"micro-batch {self.index} ends its window, but its forward ran under a no_sync() of yours: nothing "
+                "would be reduced. Leave no_sync() to `with step:`"
+            )
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"the loss must be a tensor, for backward, not {loss!r}: leave out .item()")
         if loss.numel() != 1:
             raise ValueError(f"the loss must be one number, got a tensor of shape {tuple(loss.shape)}")
+        if not loss.requires_grad:
+            raise ValueError("the loss has no gradient: it was detached, or forward ran under torch.no_grad()")
         self._losses.append(loss.detach())
         if self.syncs and self._owner.check_finite:
             self._check_finite()
@@ -79,10 +91,15 @@ class Step:
         """Clip to `max_norm` if given, step the optimizer, clear its gradients. Returns the norm before clipping.
 
         RuntimeError anywhere but after a window's last micro-batch: until then each rank holds its own partial sum, and
-        a clip or a step would take the ranks apart.
+        a clip or a step would take the ranks apart. ValueError for a max_norm that is not above 0: it would turn the
+        gradient round.
         """
         if not (self.syncs and self.done):
             raise RuntimeError(f"micro-batch {self.index}: ranks do not agree yet; update only `if step.syncs`")
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"update takes a torch optimizer, not {optimizer!r}")
+        if max_norm is not None and (not isinstance(max_norm, Real) or not max_norm > 0):
+            raise ValueError(f"max_norm must be a positive number or None, not {max_norm!r}")
         scaler = self._owner.scaler
         norm = None
         if max_norm is not None:
@@ -110,13 +127,13 @@ class Step:
 
 
 def batch_size(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor; 1 for a number or a 0-dimensional tensor."""
+    """Samples in a batch: the first dimension of its first tensor or array; 1 for a number or one of no dimension."""
     if isinstance(batch, dict):
         batch = list(batch.values())
     while isinstance(batch, (tuple, list)) and batch and not isinstance(batch[0], (int, float)):
         batch = batch[0]
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
+    if isinstance(shape := getattr(batch, "shape", None), tuple):  # torch's, numpy's
+        return shape[0] if shape else 1
     if isinstance(batch, (int, float)):
         return 1
     raise TypeError(f"cannot tell how many samples a {type(batch).__name__} holds: pass size=lambda batch: ...")

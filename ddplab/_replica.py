@@ -35,6 +35,7 @@ class Replica(nn.Module):
     Raises:
         RuntimeError: `torch.distributed` is not initialised, or this rank is outside the group.
         ValueError: no trainable parameter, models that differ between ranks, or a schedule for another number of ranks.
+        TypeError: a module or a schedule that is none.
     """
 
     def __init__(
@@ -46,6 +47,10 @@ class Replica(nn.Module):
         forward_sync_buffers: bool = True,
     ):
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{type(self).__name__} wraps a torch module, not {module!r}")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule is a ddplab.Schedule, such as ddplab.ring(4), or None, not {schedule!r}")
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(f"{type(self).__name__} needs torch.distributed: use ddplab.launch or torchrun")
         self.process_group = process_group or dist.group.WORLD
@@ -74,6 +79,12 @@ class Replica(nn.Module):
         on_gradient = weakref.WeakMethod(self._on_gradient)  # a parameter must not keep its DDP alive
         for p in self._names:
             p.register_post_accumulate_grad_hook(lambda p: (call := on_gradient()) and call(p))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} belongs to the ranks of its group and cannot be copied or saved: copy or save "
+            "ddp.module, and wrap the copy"
+        )
 
     # -- what the subclasses say ------------------------------------------------------------------------------------
 
@@ -166,7 +177,8 @@ class Replica(nn.Module):
         bucket.pack(self._used, scale=1.0)
         self._results[bucket] = self._hook(self._hook_state, bucket)
         if not isinstance(self._results[bucket], torch.Future):
-            raise TypeError(f"a communication hook returns a torch.futures.Future, not {type(self._results[bucket])}")
+            kind = type(self._results[bucket]).__name__
+            raise TypeError(f"a communication hook returns a torch.futures.Future, not {kind}")
 
     def _land(self, bucket: Bucket) -> None:
         self._results[bucket].wait()
@@ -179,10 +191,21 @@ class Replica(nn.Module):
         elif self._used.keys() != self._agreed.keys():
             raise RuntimeError(self._what_differs())
         for bucket in self._buckets:
-            value = self._results.pop(bucket).value()
-            bucket.unpack(value[0] if isinstance(value, list) else value, into=self._agreed)
+            bucket.unpack(self._result(bucket), into=self._agreed)
         if first and not self.find_unused_parameters:
             self._build(list(self._agreed))
+
+    def _result(self, bucket: Bucket) -> torch.Tensor:
+        """The reduced values of a bucket. A hook may return anything: a single number would fill all gradients."""
+        value, wanted = self._results.pop(bucket).value(), bucket.buffer().numel()
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, torch.Tensor) and value.numel() == wanted:
+            return value
+        found = f"a tensor of {value.numel()}" if isinstance(value, torch.Tensor) else repr(value)
+        raise RuntimeError(
+            f"the communication hook's future for bucket {bucket.index()} holds {found}; it must hold the mean of the "
+            f"bucket over the ranks, a tensor of {wanted} elements"
+        )
 
     def _agree(self) -> dict[Parameter, int]:
         """The parameters that got a gradient on any rank, in the order in which they became ready on the first."""

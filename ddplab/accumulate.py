@@ -61,7 +61,8 @@ def accumulate(
 
     Raises:
         ValueError: bad `every` or options; `static_graph` with every > 1; while iterating, on all ranks: no batches, or
-            different numbers of batches. TypeError: the model was not wrapped, or the size of a batch is not known.
+            different numbers of batches.
+        TypeError: no model, or an unwrapped one; nothing to iterate over; a batch of unknown size.
     """
     return Accumulation(model, batches, every, mean_over, size or batch_size, drop_last, uneven, scaler, check_finite)
 
@@ -81,8 +82,14 @@ class Accumulation:
         scaler: torch.amp.GradScaler | None,
         check_finite: bool,
     ):
-        if isinstance(every, bool) or not hasattr(every, "__index__") or operator.index(every) < 1:
+        if isinstance(every, bool) or not hasattr(every, "__index__") or not 1 <= operator.index(every) < 2**31:
             raise ValueError(f"every must be a whole number of micro-batches, 1 or more; got every={every!r}")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"accumulate takes the wrapped model first, then its batches, not {type(model).__name__}")
+        if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+            raise TypeError(f"batches is something to iterate over, such as a DataLoader, not {batches!r}")
+        if not (scaler is None or hasattr(scaler, "scale") and hasattr(scaler, "unscale_")):
+            raise TypeError(f"scaler is a torch.amp.GradScaler, not {scaler!r}")
         if mean_over not in ("samples", "batches", None):
             raise ValueError(f"mean_over must be 'samples', 'batches' or None, got {mean_over!r}")
         if uneven not in ("error", "join"):

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ddplab._buckets import MIB, Bucket, assign_buckets
 from ddplab._replica import Replica
+from ddplab.transfers import number
 
 
 class NaiveDDP(Replica):
@@ -127,8 +128,8 @@ class BucketedDDP(OverlappedDDP):
         **options: Any,
     ):
         for name, value in (("bucket_cap_mb", bucket_cap_mb), ("first_bucket_mb", first_bucket_mb)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be a positive number of MiB, got {value!r}")
+            if value is not None:
+                number(value, f"{name}, in MiB,", above=True)
         default_first = 1 if bucket_cap_mb is None else bucket_cap_mb
         self._cap_bytes = int((25 if bucket_cap_mb is None else bucket_cap_mb) * MIB)
         self._first_bytes = int((default_first if first_bucket_mb is None else first_bucket_mb) * MIB)

@@ -6,12 +6,14 @@ sum over a window of two, averaged over the ranks, is ((1 + 10) + (2 + 20)) / 2 
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddplab._microbatch import batch_size
 from ddplab.accumulate import accumulate, assert_grads_in_sync
 from ddplab.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from ddplab.launch import launch
@@ -328,15 +330,38 @@ def misuse():
         with s:
             s.backward(ddp(torch.ones(3)))
 
-    cases = outside, no_context, twice, forgot, early_update, vector
-    return {case.__name__: outcome(case) for case in cases}
+    def held():
+        with ddp.no_sync():
+            run_all(ddp, [1.0, 2.0], 2)
+
+    def number():
+        s = step()
+        with s:
+            s.backward(ddp(1.0).item())
+
+    def detached():
+        s = step()
+        with s:
+            s.backward(ddp(1.0).detach())
+
+    def clipped(max_norm):
+        s = next(iter(accumulate(ddp, [1.0], 1)))
+        with s:
+            s.backward(ddp(1.0))
+        s.update(torch.optim.SGD(ddp.parameters(), lr=1.0), max_norm=max_norm)
+
+    cases = outside, no_context, twice, forgot, early_update, vector, number, detached, held
+    clips = {f"max_norm={norm!r}": outcome(lambda norm=norm: clipped(norm)) for norm in (0, -1.0, float("nan"), "1")}
+    return clips | {case.__name__: outcome(case) for case in cases}
 
 
 def bad_input():
     r = dist.get_rank()
     ddp = BucketedDDP(Times())
     static = TorchDDP(Times(), static_graph=True)
-    found = {f"every={e!r}": outcome(lambda e=e: accumulate(ddp, [1.0], e)) for e in (0, -3, 2.5, "4", True, None)}
+    found = {
+        f"every={e!r}": outcome(lambda e=e: accumulate(ddp, [1.0], e)) for e in (0, -3, 2.5, "4", True, None, 2**70)
+    }
     found["static"] = outcome(lambda: accumulate(static, [1.0, 2.0], 2))
     found["static, every=1"] = outcome(lambda: run_all(static, [1.0, 2.0], 1))
     found["no batches"] = outcome(lambda: run_all(ddp, []))
@@ -527,12 +552,17 @@ def test_misuse_is_explained(ranks):
         assert "micro-batch 0 ended without step.backward" in said["forgot"]
         assert "do not agree yet" in said["early_update"]
         assert "one number" in said["vector"] and "(3,)" in said["vector"]
+        assert said["number"].startswith("TypeError: the loss must be a tensor") and ".item()" in said["number"]
+        assert "micro-batch 1 ends its window, but its forward ran under a no_sync() of yours" in said["held"]
+        assert said["detached"].startswith("ValueError: the loss has no gradient")
+        for norm in ("0", "-1.0", "nan", "'1'"):  # a negative one would turn the gradient round
+            assert said[f"max_norm={norm}"] == f"ValueError: max_norm must be a positive number or None, not {norm}"
 
 
 def test_bad_input(ranks):
     for found in ranks:
         said = found["bad"]
-        for value in ("0", "-3", "2.5", "'4'", "True", "None"):
+        for value in ("0", "-3", "2.5", "'4'", "True", "None", str(2**70)):
             assert said[f"every={value}"].startswith("ValueError") and f"every={value}" in said[f"every={value}"]
         assert said["static"].startswith("ValueError: static_graph=True with every=2 is not supported")
         assert said["static, every=1"] is None
@@ -555,8 +585,31 @@ def test_sync_check_names_parameter_ranks_and_values(ranks):
         assert "rank 0 has 1.0, rank 1 has 2.0" in said["bf16"]
 
 
+def test_what_is_no_model_no_batches_no_scaler_is_named_at_once():
+    for call, words in [
+        (lambda: accumulate([1.0], net(), 4), "the wrapped model first, then its batches, not list"),
+        (lambda: accumulate(None, [1.0], 4), "not NoneType"),
+        (lambda: accumulate(net(), None, 4), "batches is something to iterate over, such as a DataLoader, not None"),
+        (lambda: accumulate(net(), [1.0], 4, scaler=True), "scaler is a torch.amp.GradScaler, not True"),
+        (lambda: assert_grads_in_sync([net()]), "takes a model, wrapped or not, not list"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            call()
+
+
+def test_the_size_of_a_batch():
+    x, array = torch.zeros(3, 2), np.zeros((5, 2))
+    kinds = {3: [x, (x, array), {"x": x}, [[x]]], 5: [array, (array, x)], 1: [1.0, torch.tensor(2.0), np.float64(3)]}
+    for samples_, batches in kinds.items():
+        assert [batch_size(batch) for batch in batches] == [samples_] * len(batches)
+    for batch in ("text", ["text"], None, (), {}):
+        with pytest.raises(TypeError, match="pass size="):
+            batch_size(batch)
+
+
 def test_one_process_without_a_group():
     model = net()
+    assert assert_grads_in_sync(model) is None
     batches = samples(0, [3, 3, 1])
     for step in accumulate(model, batches, every=2):
         with step:

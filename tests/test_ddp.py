@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import pickle
+import warnings
 import weakref
 
 import pytest
@@ -510,6 +512,18 @@ def misuse(wrap):
         ddp.finish()
 
     found["no future"] = outcome(no_future)
+
+    def hook_gives(value):
+        ddp, future = wrap(toy()), torch.futures.Future()
+        future.set_result(value)
+        ddp.register_comm_hook(None, lambda state, bucket: future)
+        ddp(torch.ones(1, 5)).sum().backward()
+        ddp.finish()
+
+    found["hook gives"] = [outcome(lambda v=v: hook_gives(v)) for v in (None, torch.zeros(1), [])]
+    found["copy"] = [outcome(lambda f=f: f(wrap(toy()))) for f in (copy.deepcopy, pickle.dumps)]
+    other = torch.channels_last if r else torch.contiguous_format
+    found["differ in layout"] = outcome(lambda: wrap(nn.Conv2d(2, 2, 3).to(memory_format=other)))
     if wrap in (NaiveDDP, FlatDDP):
         ddp = wrap(toy())
         ddp(torch.ones(1, 5)).sum().backward()
@@ -565,6 +579,20 @@ def buffers(wrap):
     return [b.tolist() for b in norm.buffers()] + [p.tolist() for p in ddp.parameters()]
 
 
+def channels_last(wrap):
+    """Gradients of a channels_last convolution after two steps without clearing, their strides, and warnings."""
+    r, conv = dist.get_rank(), nn.Conv2d(3, 4, 3, bias=False).double().to(memory_format=torch.channels_last)
+    nn.init.ones_(conv.weight)
+    ddp = wrap(conv)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for step in (1, 2):
+            x = batch(r, step, 2, (3, 8, 8), torch.float64).to(memory_format=torch.channels_last)
+            ddp(x).square().sum().backward()
+            getattr(ddp, "finish", lambda: None)()
+    return conv.weight.grad, conv.weight.grad.stride(), conv.weight.stride(), [str(w.message) for w in warned]
+
+
 def collectives(wrap):
     """How many collectives the process group counts in a forward and backward, with two buckets and three buffers."""
     ddp = wrap(nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300), nn.Linear(300, 300), nn.Linear(300, 3)))
@@ -579,8 +607,10 @@ def collectives(wrap):
 
 def on_two_ranks():
     each = different_order, hooks, state_by_parameter, unusual_backwards, unused, changed, misuse, housekeeping, buffers
+    each += (channels_last,)
     found = {f.__name__: {name: f(wrap) for name, wrap in OURS.items()} for f in each}
     found["buffers"]["torch"] = buffers(TorchDDP)
+    found["channels_last"]["torch"] = channels_last(TorchDDP)
     cap = dict(bucket_cap_mb=0.3)
     found["collectives"] = [collectives(lambda m, w=w: w(m, **cap)) for w in (TorchDDP, BucketedDDP)]
     return found
@@ -657,7 +687,12 @@ def test_misuse_is_explained(two, name):
         assert said["sparse"].startswith("TypeError: sparse gradients not supported: parameter 'weight'")
         assert said["hook"].startswith("TypeError: hook must be callable")
         assert said["second hook"] == "RuntimeError: register_comm_hook can only be called once"
-        assert "returns a torch.futures.Future" in said["no future"]
+        for given, found_ in zip(("None", "a tensor of 1", "[]"), said["hook gives"], strict=True):
+            assert found_.startswith("RuntimeError: the communication hook's future for bucket 0 holds " + given + ";")
+        assert all("copy or save ddp.module" in found_ for found_ in said["copy"])
+        assert "'weight' is (2, 2, 3, 3) torch.float32 trainable on rank 0" in said["differ in layout"]
+        assert "trainable, strides (18, 1, 6, 2) on rank 1" in said["differ in layout"]
+        assert said["no future"] == "TypeError: a communication hook returns a torch.futures.Future, not Tensor"
         if name in ("naive", "flat"):
             assert "finish() was not called" in said["no finish"]
 
@@ -672,6 +707,14 @@ def test_flags_finish_and_gradients_in_place(two, name):
             "after no_grad": [[3.0, 3.0]],
             "collected": True,
         }
+
+
+@EACH
+def test_gradients_are_laid_out_as_their_parameters(two, name):
+    for found in two:
+        grad, strides, of_parameter, warned = found["channels_last"][name]
+        assert torch.allclose(grad, found["channels_last"]["torch"][0], rtol=1e-12)
+        assert strides == of_parameter == (27, 1, 9, 3) and warned == []
 
 
 @EACH
@@ -719,6 +762,10 @@ def test_ranks_agree_bit_for_bit_and_groups_are_kept_apart():
 def test_bad_arguments_in_a_plain_process():
     with pytest.raises(RuntimeError, match="ddplab.launch or torchrun"):
         NaiveDDP(nn.Linear(2, 2))
-    for bad in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="bucket_cap_mb must be a positive number of MiB"):
+    for bad in (0, -1, float("nan"), float("inf"), "25", True):
+        with pytest.raises(ValueError, match="bucket_cap_mb, in MiB, is a positive number"):
             BucketedDDP(nn.Linear(2, 2), bucket_cap_mb=bad)
+    with pytest.raises(TypeError, match="FlatDDP wraps a torch module, not None"):
+        FlatDDP(None)
+    with pytest.raises(TypeError, match=r"schedule is a ddplab.Schedule, such as .*, or None, not 'ring'"):
+        NaiveDDP(nn.Linear(2, 2), schedule="ring")
