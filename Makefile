@@ -1,5 +1,5 @@
 # make book            build everything, run every notebook, make the pages (QUICK=0: the full grids)
-# make test            the same set-up, then every test
+# make test            the same set-up, then every test, in two processes (WORKERS=0: in one)
 # Notebook parameters: make book QUICK=0 RANKS=8 DEVICE=cuda LINK=10gbit
 
 PYTHON ?= python3
@@ -8,6 +8,9 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 # one cell may take 10 minutes in the quick edition, an hour with the full grids
 LIMIT  := $(if $(filter 0,$(QUICK)),3600,600)
+# tests of the quick edition run side by side; the measurements of the full one have the machine to themselves
+WORKERS ?= $(if $(filter 0,$(QUICK)),0,2)
+SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
 
 .DELETE_ON_ERROR:
@@ -17,7 +20,7 @@ book: $(STAMP)
 	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(foreach name,$(NAMES),-p $(name) $($(name)))
 
 test: $(STAMP) .venv/.installed-dev
-	$(BIN)/python -m pytest $(foreach name,$(NAMES),--given $(name)=$($(name))) $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(foreach name,$(NAMES),--given $(name)=$($(name))) $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

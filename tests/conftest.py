@@ -1,6 +1,8 @@
 """What several test modules share: the executed notebooks, the book built from them, a browser that drives its pages.
 
-Each notebook runs once in a session, always afresh; the pages are built from those runs.
+Each notebook runs once in a session, always afresh; the pages are built from those runs. With pytest-xdist (`-n 2
+--dist loadgroup`, as `make test` does) whatever needs them goes to one worker, and every other module to one worker as
+a whole, so that what a module's tests share is made once, too.
 """
 
 from __future__ import annotations
@@ -25,6 +27,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--given", action="append", default=[], metavar="NAME=VALUE", help="a parameter for the notebooks")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("the book" if needs_the_book(item) else item.path.stem))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not needs_the_book(item))  # the longest group first: it ends with the others
+
+
+def needs_the_book(item: pytest.Item) -> bool:
+    return "executed" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has no terminal: what it had to say about the notebooks comes when it ends."""
+    for line in getattr(node, "workeroutput", {}).get("notebooks", []):
+        node.config.pluginmanager.getplugin("terminalreporter").write_line(line)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
@@ -37,12 +60,11 @@ def executed(request: pytest.FixtureRequest) -> dict[str, Any]:
     from ddplab.notebooks import execute_all
 
     reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    say = reporter.write_line if reporter else request.config.workeroutput.setdefault("notebooks", []).append
     given = dict(item.split("=", 1) for item in request.config.getoption("given"))
     limit = 3600 if given.get("QUICK") == "0" else 600
-    reporter.write_line("\nexecuting the notebooks")
-    results = execute_all(
-        ROOT, given, limit, force=True, say=lambda line: reporter.write_line(line.split("\n")[0]), at_once=2
-    )
+    say("\nexecuting the notebooks")
+    results = execute_all(ROOT, given, limit, force=True, say=lambda line: say(line.split("\n")[0]), at_once=2)
     return {result.page: result for result in results}
 
 
