@@ -107,7 +107,7 @@ def _call(rank: int, request: dict[str, Any], meeting: str, tell: Callable[..., 
     import torch.distributed as dist
 
     # Longer than the launch's own limit, which shows the stacks.
-    limit = timedelta(seconds=request["timeout"] + 30)
+    limit = _timedelta(request["timeout"] + 30)
     _start_group(
         request["backend"], request["device"], limit, store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks
     )
@@ -118,6 +118,11 @@ def _call(rank: int, request: dict[str, Any], meeting: str, tell: Callable[..., 
     except Exception as error:
         message = f"the result of rank {rank} (a {type(value).__name__}) cannot be sent back: {error}"
         raise TypeError(message) from None
+
+
+def _timedelta(seconds: float) -> timedelta:
+    """A time limit that torch can hold, in milliseconds: 30 years stand for any longer one."""
+    return timedelta(seconds=min(seconds, 1e9))
 
 
 def _start_group(backend: str, device: str, limit: timedelta, **rendezvous: Any) -> None:
@@ -145,7 +150,7 @@ def join_job(
     os.environ.update(env)
     if not dist.is_initialized():
         here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-        _start_group(*resolve_backend(here, device), timedelta(seconds=timeout))
+        _start_group(*resolve_backend(here, device), _timedelta(timeout))
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     seed_everything(seed + dist.get_rank())
     results: list[Any] = [None] * dist.get_world_size()
@@ -190,7 +195,10 @@ def describe(error: BaseException) -> dict[str, str]:
         text = str(error)
     except Exception:
         text = "(its text cannot be shown: __str__ raised)"
+    summary = f"{type(error).__name__}: {text}".strip().splitlines()[0]
+    if isinstance(error, SystemExit):
+        summary = f"left by sys.exit({error.code!r}) before it had a result: return from the function instead"
     return {
-        "summary": f"{type(error).__name__}: {text}".strip().splitlines()[0],
+        "summary": summary,
         "traceback": "".join(traceback.format_exception(type(error), error, frames)) if frames else "",
     }

@@ -40,14 +40,18 @@ def failure(reports: list[dict[str, Any]]) -> RankError:
     """The error of a launch in which ranks failed or died: the first real cause first."""
     failed = [report for report in reports if report["state"] in ("failed", "died")]
     first = min(failed, key=lambda report: (bool(report["failure"].get("secondary")), report["time"]))
-    others = [f"rank {report['rank']}: {_summary(report)}" for report in failed if report is not first]
+    others = {report["rank"]: _summary(report) for report in failed if report is not first}
+    alike = [rank for rank, summary in others.items() if summary == _summary(first)]
+    lines = {rank: f"rank {rank}: {summary}" for rank, summary in others.items()}
     text = first["failure"].get("traceback") or _stack(first["stack"])
     message = f"rank {first['rank']}: {_summary(first)}"
     if text:
         message += f"\n\n{text.rstrip()}"
-    if others:
-        message += "\n\nAs a consequence, or later:\n" + "\n".join(f"  {line}" for line in others)
-    return RankError(message, first["rank"], text, others)
+    if alike:
+        message += f"\n\nThe same on {_names(alike)}."
+    if later := [line for rank, line in lines.items() if rank not in alike]:
+        message += "\n\nAs a consequence, or later:\n" + "\n".join(f"  {line}" for line in later)
+    return RankError(message, first["rank"], text, list(lines.values()))
 
 
 def hang(reports: list[dict[str, Any]], timeout: float) -> RankError:

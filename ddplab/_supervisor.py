@@ -24,6 +24,7 @@ _GRACE_S = 1.0  # after a real failure: time for the other ranks to fail in cons
 _SUSPICION_S = 10.0  # after a failure that looks like a consequence: time for the real one to be reported
 _EXIT_S = 10.0  # after all ranks returned: time to close the process group
 _STACK_S = 1.0
+_LONGEST_WAIT_S = 3600.0  # of one poll(2), whose milliseconds are an int: a launch may be given years
 
 
 def supervise(caller: Connection) -> None:
@@ -85,7 +86,7 @@ def _watch(ranks: list[Rank], caller: Connection, wake: int, deadline: float) ->
             _dump_stacks(pending)
             return "timeout"
         heard = [rank.conn for rank in ranks if not rank.conn.closed] + [fd for rank in ranks for fd in rank.pipes]
-        ready = wait([caller, wake, *heard], timeout=max(0.0, limit - time.monotonic()))
+        ready = wait([caller, wake, *heard], timeout=min(max(0.0, limit - time.monotonic()), _LONGEST_WAIT_S))
         if caller in ready:
             return "stopped"
         if wake in ready:

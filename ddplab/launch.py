@@ -16,6 +16,7 @@ hosts. In a job started by torchrun the same call joins that job instead.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import math
 import os
@@ -81,7 +82,7 @@ def launch(
         if hosts is not None:
             raise ValueError("this process belongs to a torchrun job, whose ranks cannot move to emulated hosts")
         return join_job(fn, args, timeout, {**(env or {})}, device, seed)
-    ranks = _count_ranks(ranks, hosts)
+    ranks = count_ranks(ranks, hosts)
     if realtime and os.geteuid() != 0:
         raise PermissionError("realtime=True needs root: only root may schedule before everything else")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -104,6 +105,8 @@ def launch(
         "realtime": realtime,
     }
     outcome, reports = _converse(pickle.dumps(request), show)
+    if outcome == "interrupted":  # raised here, where the traceback is the caller's and one line of ours
+        raise KeyboardInterrupt("the launch was interrupted, and its ranks were ended")
     if outcome == "failed":
         raise _report.failure(reports)
     if outcome == "timeout":
@@ -139,7 +142,8 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-def _count_ranks(ranks: int | None, hosts: Hosts | None) -> int:
+def count_ranks(ranks: int | None, hosts: Hosts | None) -> int:
+    """The number of ranks that `launch(ranks=ranks, hosts=hosts)` starts; ValueError for one that cannot be."""
     if ranks is None:
         ranks = hosts.ranks if hosts is not None else 4
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
@@ -180,10 +184,12 @@ def _converse(request: bytes, show: bool) -> tuple[str, list[dict[str, Any]]]:
             conn.send_bytes(request)
             conn.poll(None)
         except KeyboardInterrupt:
-            conn.send_bytes(b"stop")
-            if conn.poll(_STOP_S):
-                _receive(conn, show)
-            raise
+            # A second Ctrl-C, or a supervisor that is gone: closing the connection ends the ranks, too.
+            with contextlib.suppress(KeyboardInterrupt, EOFError, OSError, RankError):
+                conn.send_bytes(b"stop")
+                if conn.poll(_STOP_S):
+                    _receive(conn, show)
+            return "interrupted", []
         return _receive(conn, show)
     except (EOFError, OSError):
         raise RankError("the supervisor of the ranks was killed, and the ranks with it", None) from None

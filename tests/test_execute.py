@@ -275,6 +275,7 @@ def odd_sizes_and_groups() -> dict:
     got["noise"] = bool(((all_reduce(x).double() - exact).abs() <= bound).all())
     dist.all_gather(gathered, x)
     got["same bytes"] = all(torch.equal(g, x) for g in gathered)
+    got["cancels"] = all_reduce(torch.full((4,), [1.0, 1e20, -1e20, 0.0][rank]), ring(4)).tolist()
     return got
 
 
@@ -288,6 +289,8 @@ def test_odd_sizes_sub_groups_and_noise():
         assert f"Rank {rank} is not in this group" in got["outside"]
         assert all(got[f"{size} {direction}"] == [6] for size in (1, 10, 1000, 10**6) for direction in (1, -1))
         assert got["noise"] and got["same bytes"]
+        # Chunk c is added up on ranks c + 1, c + 2, c + 3, c: only for chunk 0 has 1e20 gone again when the 1 comes.
+        assert got["cancels"] == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_outside_of_ranks_it_says_where_it_belongs():

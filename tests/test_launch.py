@@ -282,7 +282,7 @@ def test_the_real_error_is_named_when_its_rank_tells_last():
         ("import os; os._exit(0)", "rank 2: died without a word: exit code 0"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"rank 2: died .* killed by SIGKILL \(signal 9\)"),
         ("import ctypes; ctypes.string_at(0)", r"rank 2: died .* killed by SIGSEGV \(signal 11\)(.|\n)*in string_at"),
-        ("import sys; sys.exit(0)", "rank 2: SystemExit: 0"),
+        ("import sys; sys.exit(0)", r"rank 2: left by sys.exit\(0\) before it had a result: return from the function"),
     ],
 )
 def test_a_rank_that_fails_or_dies_is_named_and_the_next_launch_works(statement, message):
@@ -298,6 +298,11 @@ def test_a_rank_that_fails_or_dies_is_named_and_the_next_launch_works(statement,
     assert launch(rank, ranks=2) == [0, 1]
 
 
+@pytest.mark.parametrize("timeout", [10**7, 1e300])
+def test_a_limit_of_years_is_a_limit(timeout):
+    assert launch(rank, ranks=2, timeout=timeout) == [0, 1]
+
+
 def test_a_failure_does_not_wait_for_ranks_that_do_not_notice():
     def work():
         if dist.get_rank() == 0:
@@ -307,6 +312,28 @@ def test_a_failure_does_not_wait_for_ranks_that_do_not_notice():
     with pytest.raises(RankError, match="rank 0: ValueError: only here") as caught:
         launch(work, ranks=2, timeout=500)
     assert caught.value.consequences == []
+
+
+def test_ranks_that_fail_alike_are_told_once():
+    def work():
+        if dist.get_rank() == 2:
+            raise KeyError("another one")
+        raise ValueError("the batch is empty")
+
+    with pytest.raises(RankError) as caught:
+        launch(work, ranks=3)
+    text = str(caught.value)
+    assert text.count("ValueError: the batch is empty") == 2  # the first line, and the end of the traceback
+    if caught.value.rank == 2:
+        assert text.endswith("rank 0: ValueError: the batch is empty\n  rank 1: ValueError: the batch is empty")
+    else:
+        assert f"The same on rank {1 - caught.value.rank}.\n\nAs a consequence, or later:\n  rank 2: KeyError" in text
+    assert len(caught.value.consequences) == 2
+
+    with pytest.raises(RankError) as caught:
+        launch(lambda: 1 / 0, ranks=3)
+    others = ", ".join(str(r) for r in range(3) if r != caught.value.rank)
+    assert str(caught.value).endswith(f"ZeroDivisionError: division by zero\n\nThe same on ranks {others}.")
 
 
 class SlowToArrive:
@@ -640,6 +667,19 @@ def test_a_signal_to_the_caller_leaves_no_process_and_no_file(tmp_path):
         expected = ("interrupted\n[5, 5]\n", 0) if number == signal.SIGINT else ("", -number)
         assert (out, process.returncode) == expected
         assert "Traceback" not in err
+
+
+def test_an_interrupt_that_the_script_does_not_catch_shows_its_own_line_only(tmp_path):
+    os.mkfifo(tmp_path / "note")
+    bare = HANG.format(note=str(tmp_path / "note")).partition("try:")[0] + "launch(hang, ranks=2, timeout=500)\n"
+    process = start(bare, tmp_path)
+    wait_for_two(tmp_path / "note")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("", -signal.SIGINT)
+    frames = [line for line in err.splitlines() if line.startswith("  File ")]
+    assert len(frames) == 2 and "script.py" in frames[0] and "launch.py" in frames[1], err
+    assert err.endswith("KeyboardInterrupt: the launch was interrupted, and its ranks were ended\n")
 
 
 def test_a_kernel_runs_cells_is_interrupted_and_killed_without_leftovers(tmp_path):
