@@ -13,7 +13,7 @@ import pytest
 from conftest import Watch, serve
 
 from ddplab.figures.tuning import TuningFigure, described, facts
-from ddplab.nccl import MACHINES, Machine, tuning_model
+from ddplab.nccl import NODES, Machine, tuning_model
 from ddplab.nccl.model import PROTOCOLS
 
 IMPORT = "import(URL.createObjectURL(new Blob([source], {type: 'text/javascript'})))"
@@ -41,11 +41,12 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_javascript_computes_what_python_computes(browser: Any) -> None:
-    draw, machines = random.Random(7), [*MACHINES.values()]
+    draw, machines = random.Random(7), [machine for graphs in NODES.values() for machine in graphs.values()]
     for _ in range(40):
-        nvls = draw.choice([(0, 0.0), (8, 40.0), (4, draw.uniform(5, 90))])
-        capability = draw.choice([70, 80, 86, 90, 100, 120])
-        machines.append(Machine("m", draw.randint(2, 72), capability, draw.randint(1, 32), draw.uniform(1, 90), *nvls))
+        tree = draw.choice([None, draw.uniform(1, 90)]), draw.choice([False, True])
+        nvls = draw.choice([(0, 0.0), (8, 40.0), (4, draw.uniform(5, 90), draw.uniform(5, 90))])
+        capability, channels = draw.choice([70, 80, 86, 90, 100, 120]), draw.randint(1, 32)
+        machines.append(Machine("m", draw.randint(2, 72), capability, channels, draw.uniform(1, 90), *tree, *nvls))
     sizes = [0, 1, 63, 64, 127, 128, 4095, 4096, 2**19 - 1, 2**19, 25 * 2**20, 2**29 - 1, 2**29, 2**40]
     sizes += [int(2 ** draw.uniform(3, 36)) for _ in range(20)]
     page = browser.new_page()

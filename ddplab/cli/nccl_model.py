@@ -2,7 +2,7 @@
 protocol, what it would choose at each size, and what NCCL_PROTO or NCCL_ALGO would cost. Nothing is run: these are
 the constants of NCCL 2.30.7, and what it believes is not what a machine does.
 
-Nodes: 8xV100, 8xA100, 8xH100."""
+Nodes: 8xV100, 8xA100, 8xH100, 8xB200; but for the first, with 2 to 8 of their GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--node", default="8xA100", metavar="M", help="8xV100, 8xA100 (default) or 8xH100")
+    add("--node", default="8xA100", metavar="M", help="8xV100, 8xA100 (default), 8xH100 or 8xB200")
     add("--ranks", type=count, metavar="N", help="GPUs, if not all of the node")
     add("--channels", type=count, metavar="C", help="channels, if not the node's own")
     add("--sizes", type=sizes, default="64K:1G:4", metavar="S", help="as in nccl-tests (default 64K:1G:4)")

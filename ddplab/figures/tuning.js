@@ -11,10 +11,11 @@ function tuning(facts, m) {
   const latency = (a, p) => (a === "NVLS" ? facts.nvlsUs : facts.base[a][PROTOCOLS.indexOf(p)] + steps * facts.step[a][PROTOCOLS.indexOf(p)]);
   const algbw = (a, p) => {
     if (a === "Tree") {
-      const rate = Math.min(peak * 0.92, m.channels * limit.tree);
-      return (p === "LL" ? Math.min(rate / 3.8, limit.ll) : p === "LL128" ? Math.min(rate * 7 / 9, m.channels * limit.treeLL128) : rate) / 2;
+      const rate = Math.min(m.channels * m.treeRate * 0.92, m.channels * limit.tree);
+      return (p === "LL" ? Math.min(rate / 3.8, limit.ll) : p === "LL128" ? Math.min(rate * 7 / 9, m.channels * limit.treeLL128) : rate) / 2 * m.treeShare;
     }
-    const rate = a === "NVLS" ? m.nvlsRate * limit.nvls * (m.nvlsChannels - 1) * 2
+    const pulled = m.nvlsRate * limit.nvls * (m.nvlsChannels - 1) / m.nvlsChannels * 2;
+    const rate = a === "NVLS" ? m.nvlsChannels * Math.min(pulled, m.nvlsCap ?? Infinity)
       : p === "LL" ? Math.min(limit.ll, peak / 2) : p === "LL128" ? Math.min(peak * 0.92, m.channels * limit.ringLL128) : peak;
     return rate * m.ranks / steps;
   };
@@ -39,11 +40,8 @@ const micro = seconds => { const us = seconds * 1e6; return us < 1e4 ? `${us.toP
 const sizeOf = model => model.get("sizes")[model.get("size_at")];
 const named = pair => (pair ? pair.join("/") : "nothing");
 
-/** The machine that the controls stand for. */
-function machineOf(model) {
-  const m = model.get("machines").find(one => one.name === model.get("machine"));
-  return { ...m, ranks: model.get("ranks"), channels: model.get("channels") };
-}
+const graphsOf = model => model.get("nodes")[model.get("machine")];
+const machineOf = model => graphsOf(model)[Math.min(model.get("graph"), graphsOf(model).length - 1)];
 
 function picture(t, model, wide, name) {
   const left = 58, right = wide - 84, top = 14, bottom = 250, strip = bottom + 34, parts = [], isTime = model.get("show") === "time";
@@ -92,7 +90,7 @@ function words(t, model) {
   const size = sizeOf(model), free = t.choose(size);
   const protocols = model.get("protocol") === "unset" ? null : [model.get("protocol")], algorithms = model.get("algorithm") === "unset" ? null : [model.get("algorithm")];
   const forced = t.choose(size, algorithms, protocols), best = t.seconds(size, ...free);
-  const lines = [`${binary(size)}: NCCL would choose ${named(free)}, ${micro(best)}.`];
+  const lines = [`${machineOf(model).ranks} GPUs, ${binary(size)}: NCCL would choose ${named(free)}, ${micro(best)}.`];
   if (protocols || algorithms) {
     const set = [protocols && `NCCL_PROTO=${protocols}`, algorithms && `NCCL_ALGO=${algorithms}`].filter(Boolean).join(" ");
     lines.push(forced ? `With ${set}: ${named(forced)}, ${micro(t.seconds(size, ...forced))}, ${(t.seconds(size, ...forced) / best).toFixed(2)} times as long.` : `With ${set}: nothing is left, and NCCL stops with an error.`);
@@ -117,25 +115,28 @@ function render({ model, el }) {
     details.replaceChildren(table(t, sizeOf(model)));
   };
   const options = list => list.map(one => [one, one]);
+  const gpus = h("div", {});
+  const offer = () => {  // the numbers of GPUs that are known differ from node to node
+    const graphs = graphsOf(model);
+    if (model.get("graph") > graphs.length - 1) model.set("graph", graphs.length - 1);
+    gpus.replaceChildren(range(model, "graph", "GPUs", { max: Math.max(1, graphs.length - 1), text: i => String(graphs[Math.min(i, graphs.length - 1)].ranks) }));
+    gpus.querySelector("input").disabled = graphs.length < 2;
+  };
   el.append(
     h("div", { class: "ddp-controls" },
-      choice(model, "machine", "Node", options(model.get("machines").map(m => m.name))),
+      choice(model, "machine", "Node", options(Object.keys(model.get("nodes")))),
       choice(model, "show", "Show", [["time", "time"], ["bandwidth", "bus bandwidth"]]),
       choice(model, "protocol", "NCCL_PROTO", options(["unset", ...PROTOCOLS])),
       choice(model, "algorithm", "NCCL_ALGO", options(["unset", "Ring", "Tree"]))),
     h("div", { class: "ddp-sliders" },
       range(model, "size_at", "Message", { max: model.get("sizes").length - 1, text: i => binary(model.get("sizes")[i]) }),
-      range(model, "ranks", "GPUs", { min: 2, max: 16 }),
-      range(model, "channels", "Channels", { min: 1, max: 32 })),
+      gpus),
     chart,
     h("p", { class: "ddp-legend" }, ["Ring: solid", "Tree: dashed", "NVLS: dotted"].map(text => h("span", {}, text))),
     said, h("details", {}, h("summary", {}, "The model in numbers"), details));
-  model.on("change:machine", () => {
-    const m = model.get("machines").find(one => one.name === model.get("machine"));
-    model.set("ranks", m.ranks);
-    model.set("channels", m.channels);
-  });
-  for (const key of ["machine", "show", "protocol", "algorithm", "size_at", "ranks", "channels"]) model.on(`change:${key}`, draw);
+  model.on("change:machine", () => { model.set("graph", graphsOf(model).length - 1); offer(); });
+  for (const key of ["machine", "show", "protocol", "algorithm", "size_at", "graph"]) model.on(`change:${key}`, draw);
+  offer();
   draw();
   let before = el.clientWidth;
   new ResizeObserver(() => { if (Math.abs(el.clientWidth - before) > 1) { before = el.clientWidth; draw(); } }).observe(el);

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddplab.figures.base import Figure, still_svg
 from ddplab.nccl import model as source
-from ddplab.nccl.model import MACHINES, PROTOCOLS, Machine, TuningModel, tuning_model
+from ddplab.nccl.model import NODES, PROTOCOLS, Machine, TuningModel, tuning_model
 
 _HUES = {"LL": "#3b7ddd", "LL128": "#d9730d", "Simple": "#2e9e5b", "NVLS": "#9a60d0"}
 _DASHES = {"Ring": "", "Tree": "7 4", "NVLS": "2 3"}
@@ -18,8 +18,8 @@ _SIZES = {2**power for power in range(_LOW, _HIGH + 1)} | {25 * 2**20}  # DDP's 
 class TuningFigure(Figure):
     """Lines of time or bus bandwidth over message size for each algorithm and protocol of a node.
 
-    model: a `TuningModel`, or the name of a machine. The reader moves to another node, and changes message, GPUs and
-        channels; NCCL_PROTO and NCCL_ALGO show what forcing one costs. The figure computes as `tuning_model` does.
+    model: a `TuningModel`, or the name of a machine. The reader moves to another node, and changes message and GPUs;
+        NCCL_PROTO and NCCL_ALGO show what forcing one costs. The figure computes as `tuning_model` does.
     nbytes: the message that it opens at, 1 KiB to 4 GiB.   show: "time" or "bandwidth".
     Raises ValueError for another size or kind.
     """
@@ -36,14 +36,13 @@ class TuningFigure(Figure):
         self.model = tuning_model(model) if isinstance(model, str) else model
         self.nbytes, sizes = nbytes, sorted({*_SIZES, nbytes})
         machine = self.model.machine
-        machines = {**MACHINES, machine.name: machine}
+        nodes = {**NODES, machine.name: {**NODES.get(machine.name, {}), machine.ranks: machine}}
         super().__init__(
             caption,
             facts=facts(),
-            machines=[described(one) for one in machines.values()],
+            nodes={name: [described(one) for _, one in sorted(graphs.items())] for name, graphs in nodes.items()},
             machine=machine.name,
-            ranks=machine.ranks,
-            channels=machine.channels,
+            graph=sorted(nodes[machine.name]).index(machine.ranks),
             sizes=sizes,
             size_at=sizes.index(nbytes),
             show=show,
@@ -127,8 +126,11 @@ def described(machine: Machine) -> dict[str, Any]:
         "generation": machine.generation,
         "channels": machine.channels,
         "rate": machine.channel_GBps,
+        "treeRate": machine.tree_GBps or machine.channel_GBps,
+        "treeShare": 0.85 if machine.single_nic_tree else 1,
         "nvlsChannels": machine.nvls_channels,
         "nvlsRate": machine.nvls_GBps,
+        "nvlsCap": machine.nvls_cap_GBps if math.isfinite(machine.nvls_cap_GBps) else None,
     }
 
 

@@ -42,14 +42,14 @@ _TREE_SHARE = (
 
 @dataclass(frozen=True)
 class Machine:
-    """One node as the model sees it.
+    """The GPUs of one node as the model sees them.
 
-    ranks: GPUs.  compute_capability: 70 (V100), 80 (A100), 90 (H100, H200), 100 (B200).
+    ranks: GPUs in use.  compute_capability: 70 (V100), 80 (A100), 90 (H100, H200), 100 (B200).
     channels, channel_GBps: rings that NCCL's search lays over the NVLinks, and the rate of each; a log shows twice the
-    channels ("24 coll channels" on 8 x A100), because NCCL doubles them afterwards.
-    nvls_channels, nvls_GBps: the same for reduction in the switch (NVLS); 0 where there is none.
-    switched: every GPU reaches every other at full rate (NVSwitch), so fewer GPUs have the same channels.
-    basis: how the channels are known.
+        channels ("24 coll channels" on 8 x A100), because NCCL doubles them afterwards.
+    tree_GBps: the rate of a channel's tree (default: that of its ring).   single_nic_tree: NCCL's plainest pattern.
+    nvls_channels, nvls_GBps, nvls_cap_GBps: the same for reduction in the switch (NVLS); 0 where there is none.
+    basis: how all this is known.
     """
 
     name: str
@@ -57,9 +57,11 @@ class Machine:
     compute_capability: int
     channels: int
     channel_GBps: float
+    tree_GBps: float | None = None
+    single_nic_tree: bool = False
     nvls_channels: int = 0
     nvls_GBps: float = 0.0
-    switched: bool = True
+    nvls_cap_GBps: float = math.inf
     basis: str = "given"
 
     @property
@@ -69,15 +71,28 @@ class Machine:
         return _GENERATIONS[3 if cc >= 100 else 2 if cc >= 90 else 1 if cc >= 80 else 0]
 
 
-_SEARCH = "derived from NCCL 2.30.7's channel search"
-MACHINES = {
-    machine.name: machine
-    for machine in (
-        Machine("8xV100", 8, 70, 6, 20.0, switched=False, basis=f"{_SEARCH}: 6 NVLinks of 20 GB/s, cube mesh"),
-        Machine("8xA100", 8, 80, 12, 20.0, basis=f"{_SEARCH}: 12 NVLinks of 20 GB/s, NVSwitch"),
-        Machine("8xH100", 8, 90, 12, 30.0, 8, 40.0, basis=f"{_SEARCH}: 18 NVLinks of 20.6 GB/s, NVSwitch"),
-    )
-}
+def _node(name: str, capability: int, links: str, graphs: dict[int, tuple]) -> dict[int, Machine]:
+    basis = f"found by NCCL 2.30.7's own channel search on {links}"
+    return {ranks: Machine(name, ranks, capability, *graph, basis=basis) for ranks, graph in graphs.items()}
+
+
+# What NCCL's search (src/graph/search.cc, compiled for the host) finds on each node, by GPUs in use: channels, GB/s of
+# a ring's, GB/s of a tree's, the plainest tree or not, and for NVLS channels, GB/s, and the limit on GB/s.
+NODES = {
+    "8xV100": _node("8xV100", 70, "a cube mesh of 6 NVLinks a GPU, 20 GB/s each", {8: (6, 20.0)}),
+    "8xA100": _node("8xA100", 80, "NVSwitch, 12 NVLinks a GPU, 20 GB/s each",
+                    {2: (12, 20.0, 40.0), **dict.fromkeys(range(3, 9), (12, 20.0))}),
+    "8xH100": _node("8xH100", 90, "NVSwitch, 18 NVLinks a GPU, 20.6 GB/s each",
+                    {2: (12, 30.0, 60.0, False, 2, 60.0, 60.0), 3: (12, 30.0, 40.0, False, 3, 60.0, 60.0),
+                     4: (12, 30.0, 30.0, False, 4, 60.0, 60.0), 5: (12, 30.0, 30.0, False, 5, 60.0, 60.0),
+                     6: (12, 30.0, 30.0, False, 6, 50.0, 60.0), 7: (12, 30.0, 30.0, False, 7, 40.0, 60.0),
+                     8: (12, 30.0, 30.0, False, 8, 40.0, 60.0)}),
+    "8xB200": _node("8xB200", 100, "NVSwitch, 18 NVLinks a GPU, 40.1 GB/s each",
+                    {2: (16, 45.0, 90.0, False, 2, 90.0, 90.0), 3: (16, 45.0, 60.0, True, 3, 90.0, 90.0),
+                     4: (16, 45.0, 50.0, True, 4, 90.0, 90.0), 5: (16, 45.0, 45.0, False, 5, 90.0, 90.0),
+                     6: (16, 45.0, 45.0, False, 6, 90.0, 90.0), 7: (16, 45.0, 45.0, False, 7, 90.0, 90.0),
+                     8: (16, 45.0, 45.0, False, 8, 80.0, 90.0)}),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,14 +131,15 @@ class TuningModel:
         p, m, row = self._protocol(algorithm, protocol), self.machine, self._row
         peak = m.channels * m.channel_GBps
         if algorithm == "Tree":
-            rate = min(peak * 0.92, m.channels * _TREE_MAX[row])
+            rate = min(m.channels * (m.tree_GBps or m.channel_GBps) * 0.92, m.channels * _TREE_MAX[row])
             if p == 0:
                 rate = min(rate / 3.8, _LL_MAX[row])
             elif p == 1:
                 rate = min(rate * 7 / 9, m.channels * _TREE_LL128_MAX[row])
-            return rate / 2
+            return rate / 2 * (0.85 if m.single_nic_tree else 1)
         if algorithm == "NVLS":
-            rate = m.nvls_GBps * _NVLS_EFFICIENCY[row] * (m.nvls_channels - 1) * 2
+            rate = m.nvls_GBps * _NVLS_EFFICIENCY[row] * (m.nvls_channels - 1) / m.nvls_channels * 2
+            rate = m.nvls_channels * min(rate, m.nvls_cap_GBps)
         elif p == 0:  # 4 bytes of data go with 4 bytes of flag
             rate = min(_LL_MAX[row], peak / 2)
         elif p == 1:  # 120 bytes of data go with 8 bytes of flag
@@ -134,7 +150,7 @@ class TuningModel:
 
     def seconds(self, nbytes: float, algorithm: str, protocol: str) -> float:
         """Seconds that an all-reduce of `nbytes` bytes would take. ValueError for an unknown pair or negative bytes."""
-        if not 0 <= nbytes < math.inf:
+        if not 0 <= nbytes < math.inf:  # also NaN
             raise ValueError(f"a message has 0 bytes or more, not {nbytes!r}")
         rate = self.algbw_GBps(algorithm, protocol)
         if algorithm == "Tree" and (lines := int(nbytes) >> 6):
@@ -227,27 +243,35 @@ def tuning_model(
 ) -> TuningModel:
     """NCCL's cost model of an all-reduce on one node.
 
-    machine: "8xV100", "8xA100", "8xH100", or a `Machine` of your own.
-    ranks, channels, channel_GBps: put in place of the machine's own (fewer GPUs of it; half the links).
-    Raises ValueError for an unknown machine and for numbers that make no sense.
-    Source: NCCL 2.30.7, src/graph/tuning.cc; the channels follow from src/graph/search.cc and topo.h.
+    machine: "8xV100", "8xA100", "8xH100", "8xB200", or a `Machine` of your own.
+    ranks: GPUs in use, if not all.   channels, channel_GBps: in place of what NCCL's search finds.
+    Raises ValueError for an unknown machine, for a number of GPUs that it does not have, for rates that make no sense.
+    Source: NCCL 2.30.7, src/graph/tuning.cc; the channels come from its src/graph/search.cc.
     """
     if not isinstance(machine, Machine):
-        if machine not in MACHINES:
-            raise ValueError(f"no machine is called {machine!r}: take {', '.join(MACHINES)}, or give a Machine")
-        machine = MACHINES[machine]
+        if machine not in NODES:
+            raise ValueError(f"no machine is called {machine!r}: take {', '.join(NODES)}, or give a Machine")
+        graphs = NODES[machine]
+        if ranks is not None and ranks not in graphs:
+            raise ValueError(
+                f"{machine} is known with {_spoken(graphs)} GPUs, not {ranks!r}: give a Machine of your own"
+            )
+        machine, ranks = graphs[8 if ranks is None else ranks], None
     given = {"ranks": ranks, "channels": channels, "channel_GBps": channel_GBps}
     given = {name: value for name, value in given.items() if value is not None}
-    if "ranks" in given and "channels" not in given and not machine.switched:
-        raise ValueError(
-            f"{machine.name} has no switch: only whole nodes have known channels, so give channels as well"
-        )
     if given:
         machine = replace(machine, **given, basis=f"{machine.basis}; {', '.join(given)} given")
     for name, least, most in (("ranks", 2, 72), ("channels", 1, 32)):
         value = getattr(machine, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(f"{name} is a whole number from {least} to {most}, not {value!r}")
-    if not 0 < machine.channel_GBps < math.inf:
-        raise ValueError(f"channel_GBps is a positive rate in GB/s, not {machine.channel_GBps!r}")
+    for name in ("channel_GBps", "tree_GBps"):
+        value = getattr(machine, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} is a positive rate in GB/s, not {value!r}")
     return TuningModel(machine)
+
+
+def _spoken(numbers: Iterable[int]) -> str:
+    low, *rest = sorted(numbers)
+    return f"{low} to {rest[-1]}" if rest else f"{low}"
