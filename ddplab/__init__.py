@@ -35,9 +35,9 @@ _HOME = {
         "calibration": "Costs calibrate",
         "measured": "measure_timeline",
         "stepcounts": "StepCounts",
-        "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure",
+        "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure TuningFigure",
         "compare": "compare",
-        "nccl": "check_env nccl_env ask_nccl",
+        "nccl": "check_env nccl_env ask_nccl parse_log parse_nccl_tests tuning_model sweep",
         "results": "load_results save_results",
         "why": "why Diagnosis",
         "dcgm": "parse_dmon link_rates parse_nvlink nvlink_rates parse_topo watch_links link_peak link_utilisation "

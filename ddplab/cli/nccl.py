@@ -11,4 +11,8 @@ ddplab nccl check NCCL_PROTO=LL NCCL_BUFFSIZE=8MB"""
 
 ACTIONS = {
     "check": "mistakes in NCCL's, gloo's and torch's environment variables",
+    "log": "a log of NCCL_DEBUG=INFO: transports, rings, choices, warnings",
+    "tests": "the output of nccl-tests, text or JSON, as a table",
+    "model": "NCCL's own cost model of one node, and what forcing a choice costs",
+    "sweep": "measure the values of a knob: helps, hurts or no effect",
 }
