@@ -274,6 +274,14 @@ def test_an_unknown_transport():
         check_env({}, transport="nvlink+carrier pigeon")
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"environ": {"NCCL_NTHREADS": 4}}, {"environ": {1: "a"}}, {"environ": {}, "transport": 1}]
+)
+def test_what_is_no_text_is_refused(wrong):
+    with pytest.raises(TypeError, match="names and values are text, but "):
+        check_env(**wrong)
+
+
 def test_a_log_tells_transport_and_version():
     log = """\
 host:1:1 [0] NCCL INFO NCCL version 2.21.5+cuda12.4
@@ -310,6 +318,12 @@ def test_nccl_env_restores_after_an_exception(monkeypatch):
         del os.environ["NCCL_PROTO"]
         raise ZeroDivisionError
     assert os.environ["NCCL_DEBUG"] == "WARN" and "NCCL_PROTO" not in os.environ
+
+
+def test_nccl_env_writes_flags_as_nccl_reads_them():
+    with nccl_env(NCCL_P2P_DISABLE=True, NCCL_SHM_DISABLE=False) as now:
+        assert now == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"}
+        assert [f for f in check_env() if f.variable in now] == []
 
 
 @pytest.mark.parametrize("wrong", [{"": "1"}, {"A=B": "1"}, {"NCCL_DEBUG": "IN\0FO"}])

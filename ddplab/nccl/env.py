@@ -35,9 +35,12 @@ def check_env(
     `ddplab.parse_log` takes; transport and version come from it where they are not given.   version: of NCCL, as
     "2.21.5", to find variables that came later.
 
-    Raises ValueError for an unknown transport, or a version that is none.
+    Raises ValueError for an unknown transport, or a version that is none; TypeError for anything but text.
     """
     environ = os.environ if environ is None else environ
+    for name, value in [*environ.items(), ("transport", transport or ""), ("version", version or "")]:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"names and values are text, but {name!r} is {value!r}")
     carriers = transports(transport) if transport is not None else None
     if log is not None:
         seen, release = _from_log(log)
@@ -62,14 +65,16 @@ def check_env(
 def nccl_env(settings: Mapping[str, object] | None = None, /, **more: object) -> Iterator[dict[str, str]]:
     """Set environment variables for a while: `with nccl_env({"NCCL_DEBUG": "INFO"}, NCCL_PROTO=None): ...`.
 
-    None unsets a variable, anything else is set as its text. At the end, also after an exception, every one of them
-    is again as it was, set or unset. NCCL reads most variables once, when its first communicator starts.
+    None unsets a variable, True and False set 1 and 0, anything else is set as its text. At the end, also after an
+    exception, every one of them is again as it was, set or unset. NCCL reads most variables once, when its first
+    communicator starts.
     Raises ValueError for a name or a value that an environment cannot hold; then nothing was changed.
     """
     wanted = {**(settings or {}), **more}
-    texts = {name: None if value is None else str(value) for name, value in wanted.items()}
+    as_text = {None: None, True: "1", False: "0"}  # NCCL reads the word "True" as 0
+    texts = {name: as_text[v] if v is None or isinstance(v, bool) else str(v) for name, v in wanted.items()}
     for name, text in texts.items():
-        if not name or "=" in name or "\0" in name or "\0" in (text or ""):
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name or "\0" in (text or ""):
             raise ValueError(f"{name!r}={text!r} cannot be an environment variable")
     before = {name: os.environ.get(name) for name in texts}
     try:
