@@ -56,7 +56,22 @@ def counted(*tx: float | None) -> Any:
 def test_a_rate_is_the_difference_over_the_time_that_really_passed():
     clock = Clock(3)
     found = list(polled(counted(0, 10**9, 3 * 10**9, 3 * 10**9), 0.5, clock, clock))
-    assert [rows[0]["tx_GBps"] for _, rows in found] == [2.0, 4.0, 0.0] and [t for t, _ in found] == [0.5, 1.0, 1.5]
+    assert [rows[0]["tx_GBps"] for _, rows in found] == [2.0, 4.0, 0.0] and [t for t, _ in found] == [
+        100.5,
+        101.0,
+        101.5,
+    ]
+
+
+def test_a_reading_that_took_long_is_taken_again():
+    clock, slow = Clock(2), [0.0, 0.0, 0.3, 0.2, 0.0, 0.0]  # seconds that each reading takes
+
+    def read() -> list[dict]:
+        clock.now += slow.pop(0)
+        return [{"device": "a", "link": "NIC", "tx_bytes": clock.now * 1e9, "rx_bytes": 0}]  # 1 GB/s, always
+
+    found = list(polled(read, 1.0, clock, clock))
+    assert [rows[0]["tx_GBps"] for _, rows in found] == pytest.approx([1.0, 1.0]) and len(slow) == 1
 
 
 def test_a_counter_that_falls_or_a_new_device_has_no_rate():

@@ -67,23 +67,23 @@ class DcgmSource:
             raise
 
     def samples(self, stop: threading.Event) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-        """(seconds since the start, rows) for each sample until `stop`; rows have device, link, tx_GBps, rx_GBps."""
-        begin, seen, rows, before = time.monotonic(), set(), [], None
+        """(moment by `time.monotonic`, rows) for each sample until `stop`; rows have device, link, tx_GBps, rx_GBps."""
+        seen, rows, before = set(), [], None
         row: Row | None = self._first
         while row is not None and not stop.is_set():
             key = row.entity, row.id
             if key in seen:  # an entity is missing from this sample; the next one has begun
                 before = seen
-                yield time.monotonic() - begin, rows
+                yield time.monotonic(), rows
                 seen, rows = set(), []
             seen.add(key)
             rows += self._links(row)
             if before is not None and seen == before:  # complete: no need to wait for the next sample
-                yield time.monotonic() - begin, rows
+                yield time.monotonic(), rows
                 seen, rows = set(), []
             row = self._row()
         if rows and not stop.is_set():
-            yield time.monotonic() - begin, rows
+            yield time.monotonic(), rows
 
     def close(self) -> None:
         """End dcgmi."""
