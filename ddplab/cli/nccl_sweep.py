@@ -50,9 +50,11 @@ def run(args: argparse.Namespace) -> None:
 
 def _value(knob: str, text: str):
     """Text for a variable; for an option of DDP what Python would write: 25, 0.5, True."""
+    from ddplab.nccl.sweep import DDP_OPTIONS
+
     if text in ("unset", "default"):
         return None
-    if knob.isupper() or knob == "algorithm":
+    if knob not in DDP_OPTIONS:
         return text
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

@@ -44,7 +44,7 @@ const graphsOf = model => model.get("nodes")[model.get("machine")];
 const machineOf = model => graphsOf(model)[Math.min(model.get("graph"), graphsOf(model).length - 1)];
 
 function picture(t, model, wide, name) {
-  const left = 58, right = wide - 84, top = 14, bottom = 250, strip = bottom + 34, parts = [], isTime = model.get("show") === "time";
+  const left = 68, right = wide - 84, top = 14, bottom = 250, strip = bottom + 34, parts = [], isTime = model.get("show") === "time";
   const x = power => left + (power - FROM) / (TO - FROM) * (right - left), factor = t.busbw("Ring", "Simple") / t.algbw("Ring", "Simple");
   const value = (size, a, p) => { const s = t.seconds(size, a, p); return isTime ? s * 1e6 : size / s / 1e9 * factor; };
   const grid = Array.from({ length: (TO - FROM) * 4 + 1 }, (_, i) => FROM + i / 4);
@@ -124,7 +124,7 @@ function render({ model, el }) {
   };
   el.append(
     h("div", { class: "ddp-controls" },
-      choice(model, "machine", "Node", options(Object.keys(model.get("nodes")))),
+      choice(model, "machine", "Node", options(model.get("names"))),
       choice(model, "show", "Show", [["time", "time"], ["bandwidth", "bus bandwidth"]]),
       choice(model, "protocol", "NCCL_PROTO", options(["unset", ...PROTOCOLS])),
       choice(model, "algorithm", "NCCL_ALGO", options(["unset", "Ring", "Tree"]))),
@@ -132,7 +132,8 @@ function render({ model, el }) {
       range(model, "size_at", "Message", { max: model.get("sizes").length - 1, text: i => binary(model.get("sizes")[i]) }),
       gpus),
     chart,
-    h("p", { class: "ddp-legend" }, ["Ring: solid", "Tree: dashed", "NVLS: dotted"].map(text => h("span", {}, text))),
+    h("p", { class: "ddp-legend" }, Object.entries(HUES).slice(0, 3).map(([text, hue]) => h("span", {}, h("i", { style: `display: inline-block; width: 1.4em; height: 4px; margin-right: .3em; vertical-align: middle; background: var(${hue})` }), text)),
+      ["Ring: solid", "Tree: dashed", "NVLS: dotted"].map(text => h("span", {}, text))),
     said, h("details", {}, h("summary", {}, "The model in numbers"), details));
   model.on("change:machine", () => { model.set("graph", graphsOf(model).length - 1); offer(); });
   for (const key of ["machine", "show", "protocol", "algorithm", "size_at", "graph"]) model.on(`change:${key}`, draw);

@@ -41,6 +41,7 @@ class TuningFigure(Figure):
             caption,
             facts=facts(),
             nodes={name: [described(one) for _, one in sorted(graphs.items())] for name, graphs in nodes.items()},
+            names=list(nodes),
             machine=machine.name,
             graph=sorted(nodes[machine.name]).index(machine.ranks),
             sizes=sizes,
@@ -60,7 +61,7 @@ class TuningFigure(Figure):
 
     def svg(self) -> str:
         """The opening state."""
-        left, right, top, bottom = 62, 600, 30, 260
+        left, right, top, bottom = 74, 600, 30, 260
         is_time = self.state["show"] == "time"
         grid = [_LOW + i / 4 for i in range((_HIGH - _LOW) * 4 + 1)]
 

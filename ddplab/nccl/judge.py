@@ -5,7 +5,7 @@ every setting once, in random order, and a setting is compared with the baseline
 weather. What is judged are the logarithms of these ratios, by Wilcoxon's signed-rank statistic: where a setting does
 nothing, chance (the random order) makes each ratio as likely above 1 as below, whatever the noise looks like, and the
 interval is exact. The estimate is the Hodges-Lehmann one, the median of all pairwise means, which outliers hardly move.
-(Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, section 3.)
+(Hodges and Lehmann: Estimates of location based on rank tests, 1963, doi:10.1214/aoms/1177704172.)
 """
 
 from __future__ import annotations
