@@ -21,6 +21,7 @@ import linecache
 import math
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -40,6 +41,8 @@ __all__ = ["RankError", "launch", "resolve_backend"]
 
 _MOST_RANKS = 256
 _STOP_S = 5.0
+# A call that names one of these imports torch._dynamo, for seconds: once in the fork server rather than in every rank.
+_TRAINS = re.compile(rb"DistributedDataParallel|\boptim\b|ddplab\.(_schemes|compare|ddp_checks|measured)\b")
 
 
 def launch(
@@ -104,6 +107,8 @@ def launch(
         "seed": seed,
         "realtime": realtime,
     }
+    if _TRAINS.search(request["call"]):
+        fork_server().preload_dynamo()
     outcome, reports = _converse(pickle.dumps(request), show)
     if outcome == "interrupted":  # raised here, where the traceback is the caller's and one line of ours
         raise KeyboardInterrupt("the launch was interrupted, and its ranks were ended")

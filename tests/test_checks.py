@@ -251,7 +251,7 @@ def test_own_exception_is_shown_with_its_line():
         chunks[rank + 1].add_(1)
         reduce_scatter(chunks, rank, ranks)
 
-    message = wrong(check_reduce_scatter, off_the_end)
+    message = wrong(check_reduce_scatter, off_the_end, timeout=SOON)
     assert "rank 3" in message and "line 2 of off_the_end: IndexError" in message
 
 

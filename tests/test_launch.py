@@ -150,6 +150,16 @@ def test_environment_path_and_folder_are_those_of_the_moment(monkeypatch, tmp_pa
     assert launch(lambda: os.environ.get("LATE"), ranks=1) == [None]
 
 
+def test_ranks_of_a_call_that_trains_have_dynamo_from_the_start():
+    def loaded(trains):
+        before = "torch._dynamo" in sys.modules
+        if trains:
+            torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        return before
+
+    assert launch(loaded, False, ranks=1) == [True]  # it might have trained
+
+
 def test_late_debug_level_reaches_torch():
     level = launch(lambda: str(dist.get_debug_level()), ranks=1, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     assert level == [str(dist.DebugLevel.DETAIL)]
