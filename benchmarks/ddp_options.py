@@ -11,8 +11,10 @@
 4  Compiled: four layers of 4 MiB on the same hosts, whose backward waits on the clock inside the compiled graph.
 
 Counts come from one step under `ddplab.StepCounts`, times from other steps. All contestants live in the same ranks and
-take turns step by step. A step is timed on its own, after a barrier, and lasts as long as its slowest rank. A ratio is
-the median over the ratios of neighbouring steps, with the quartiles. Options that this torch lacks are left out.
+take turns in rounds, in random order. A step is timed on its own, after a barrier, and lasts as long as its slowest
+rank. A ratio is the median over the ratios to plain DDP's step of the same round, with the quartiles. "defined
+backwards" without an option is the control: the same step as plain DDP, by other names. Options that this torch lacks
+are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -125,7 +128,7 @@ def compiled(backend: str, log: list[str], graphs: Counter[str]) -> tuple[Contes
 
     layers, x = waiting_layers(0.04, log), torch.ones(2, 1024)
 
-    def noted(state: Any, bucket: Any):  # no annotation of the result: torch wants exactly its own there
+    def noted(state, bucket):  # no annotations: torch wants exactly its own there, and ours are text
         log.append("bucket")
         return default_hooks.allreduce_hook(state, bucket)
 
@@ -154,9 +157,9 @@ def compiled(backend: str, log: list[str], graphs: Counter[str]) -> tuple[Contes
 
 # Each part: its setting, what it needs, and how many steps are timed.
 PARTS: dict[int, tuple[str, Callable[..., Any], int]] = {
-    1: ("ResNet-18, real compute, {ranks} ranks on loopback", resnet18, 15),
-    2: ("400 small parameters, real compute, {ranks} ranks on loopback", small_layers, 60),
-    3: ("ResNet-18's parameters, paced, 4 hosts at 1 Gbit/s", paced, 7),
+    1: ("ResNet-18, real compute, {ranks} ranks on loopback", resnet18, 50),
+    2: ("400 small parameters, real compute, {ranks} ranks on loopback", small_layers, 200),
+    3: ("ResNet-18's parameters, paced, 4 hosts at 1 Gbit/s", paced, 9),
     4: ("4 layers of 4 MiB, paced, compiled by {backend}, 4 hosts at 1 Gbit/s", compiled, 15),
 }
 
@@ -167,11 +170,13 @@ def step(ddp: Any, x: torch.Tensor) -> None:
 
 
 def count(ddp: Any, x: torch.Tensor) -> dict[str, Any]:
-    """The first iteration and the last of the warm-up, counted."""
+    """Backward of the first iteration and of the last of the warm-up, counted."""
     found = []
     for _ in range(WARM_UP):
+        ddp.zero_grad()
+        loss = ddp(x).sum()
         with dl.StepCounts() as counts:
-            step(ddp, x)
+            loss.backward()
         found.append(counts)
     first, last = found[0], found[-1]
     return {
@@ -200,9 +205,9 @@ def contest(setup: Callable[..., Any], arguments: tuple, steps: int) -> tuple[di
             step(ddp, x)
         early = max(i for i, what in enumerate(log) if what == "layer")
         counts[name] = {"all_reduces": log.count("bucket"), "left_early": log[:early].count("bucket")}
-    rows, names = [], list(contestants)
+    rows, chance = [], random.Random(0)  # the same order on all ranks, another one in each round
     for i in range(steps):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+        for name in chance.sample(list(made), len(made)):
             ddp = contestants[name]() if name == "first iteration" else made[name]
             dist.barrier()
             start = time.perf_counter()
