@@ -137,13 +137,14 @@ def _missing(group: Group, logs: Mapping[int, RankLog]) -> Finding | None:
     """The sequences agree as far as they go. Whom do the others wait for, and where is it?"""
     call = waits_in(group)
     everyone = set(group.ranks) | set(logs) if len(logs) <= 4096 else set(group.ranks)
-    killed = [r for r in sorted(everyone) if (log := logs.get(r)) and log.signal and not _victim(log)]
-    if killed:
-        return _gone(killed, call, logs)
     raised = [r for r in sorted(everyone) if (log := logs.get(r)) and log.error and not log.consequence]
     if raised and (len(raised) < len(everyone) or len(everyone) == 1):
         lines = tuple(f"rank {r}: {logs[r].error}" for r in raised)
         return Finding("exception", tuple(raised), call, lines)
+    # A launcher that ends a job sends SIGTERM to those that still live.
+    killed = [r for r in sorted(everyone) if (one := logs.get(r)) and one.signal not in (None, "SIGTERM", "SIGABRT")]
+    if killed:
+        return _gone(killed, call, logs)
     for rank in sorted(everyone):
         log = logs.get(rank, RankLog())
         if _victim(log) and rank not in group.calls:

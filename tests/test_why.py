@@ -247,6 +247,22 @@ def test_an_exception_is_the_cause_and_lost_peers_are_consequences(tmp_path):
     assert (found.kind, found.ranks, found.step) == ("exception", (2,), 5) and "KeyError" in found.evidence[0]
 
 
+def test_an_epoch_that_ended_is_not_the_end(tmp_path):
+    leave(tmp_path, {0: entries([*STEP, STEP[0]], done=4), 1: entries(STEP), 2: entries([*STEP, STEP[0]], done=4)})
+    log(tmp_path, 1, "step 0\nepoch 0 finished\nstep 1\n")
+    assert why(tmp_path).kind == "slow_rank"
+
+
+def test_those_whom_the_launcher_ends_are_not_accused(tmp_path):
+    blocks = [
+        f"[{i}]:\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 1)\n"
+        for i, (rank, code) in enumerate([(0, -15), (1, -9), (2, -15)])
+    ]
+    (tmp_path / "torchrun.err").write_text("Failures:\n" + "".join(blocks))
+    found = why(tmp_path)
+    assert (found.kind, found.ranks) == ("rank_gone", (1,))
+
+
 def test_one_log_of_many_ranks(tmp_path):
     lines = [f"[rank{r}]: step 4\n[rank{r}]: Traceback (most recent call last):\n" for r in range(3)]
     ends = ["RuntimeError: Timed out", "ValueError: bad sample 17", "RuntimeError: Connection closed by peer"]

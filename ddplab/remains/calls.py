@@ -3,6 +3,7 @@ collectives in the group's own numbering."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ddplab.remains.logs import RankLog
 from ddplab.remains.stacks import frames_of, in_backward, place_of
 
 # Collectives in which shapes may differ between ranks: the root's from the others', or everybody's.
-_UNEQUAL = ("gather", "scatter", "all_to_all", "alltoall", "_v", "coalesced", "split", "send", "recv")
+_UNEQUAL = re.compile(r"gather|scatter|_?all_?to_?all\w*|\w*_v(_\w+)?|\w*coalesced|split|send|recv|new_window")
 Signature = tuple[str, tuple, tuple]
 _CONTEXT = 16  # calls that must have been alike for a forecast to be sure
 
@@ -43,8 +44,7 @@ class Call:
     @property
     def signature(self) -> Signature:
         """What must be equal on all ranks."""
-        unequal = any(part in self.name for part in _UNEQUAL) and self.name != "all_gather"
-        return (self.name, (), ()) if unequal else (self.name, self.sizes, self.dtypes)
+        return (self.name, (), ()) if _UNEQUAL.fullmatch(self.name) else (self.name, self.sizes, self.dtypes)
 
     def __str__(self) -> str:
         shape = ", ".join("[" + ", ".join(map(str, size)) + "]" for size in self.sizes)

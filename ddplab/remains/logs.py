@@ -15,14 +15,15 @@ from datetime import datetime
 from ddplab.remains.stacks import Stack, parse_stacks, parse_traceback
 
 _PREFIX = re.compile(r"^(?:\[(?:default|rank)?(\d{1,6})\]:?\s?)")
-_STEP = re.compile(r"\b(?:step|iteration|iter|batch)[ =:#]{1,3}(\d{1,12})\b", re.IGNORECASE)
+_STEP = re.compile(r"\b(?:step|iteration|iter)[ =:#]{1,3}(\d{1,12})\b", re.IGNORECASE)
 _FINISHED = re.compile(
     r"\b(?:training|epoch|run|job)\b[^\n]{0,40}?\b(?:finished|done|completed?|ended)\b", re.IGNORECASE
 )
 _ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|StopIteration))(?::\s?(.*))?$")
 _CONSEQUENCE = re.compile(
     r"connection (?:was )?(?:closed|reset|refused)|broken pipe|timed? ?out|remote process|connection was likely closed|"
-    r"monitoredbarrier|detected mismatch|recvvalue failed|nccl (?:communicator|error)|ncclremoteerror|socket",
+    r"monitoredbarrier|detected mismatch|recvvalue failed|nccl (?:communicator|error)|ncclremoteerror|socket|"
+    r"signalexception|sigterm|gloo[/\\]",
     re.IGNORECASE,
 )
 _KILLED = re.compile(r"rank (\d+): died without a word: (?:killed by (SIG\w+)|exit code (\d+))")
@@ -94,7 +95,7 @@ def read_log(text: str, rank: int | None, logs: dict[int, RankLog]) -> None:
         if rank is not None:
             # A rank's own file: torch repeats "[rank2]:" before the lines of an uncaught exception.
             per_rank.setdefault(rank, []).append(line[prefix.end() :] if prefix else line)
-        elif prefix:
+        elif prefix and line[prefix.end() :].strip():  # torchrun numbers its list of failures "[0]:"
             per_rank.setdefault(int(prefix[1]), []).append(line[prefix.end() :])
         else:
             launcher.append(line)
@@ -109,6 +110,7 @@ def _read_rank(lines: list[str], rank: int, log: RankLog, logs: dict[int, RankLo
     for line in lines:
         if step := _STEP.search(line):
             log.steps.append((int(step[1]), _time_ns(line)))
+            log.finished = None  # an epoch ended, and another began
         if _FINISHED.search(line):
             log.finished = shorten(line)
         if line.startswith(("Fatal Python error: Aborted", "terminate called")):
