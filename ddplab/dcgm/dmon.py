@@ -213,20 +213,22 @@ def parse_dmon(text: str, interval_s: float | None = None) -> pd.DataFrame:
 
 def _warnings(names: list[str], rows: list[Row]) -> list[str]:
     """What a reader of the numbers should be told."""
-    said, entities = [], dict.fromkeys((row.entity, row.id) for row in rows)
+    said, mine = [], {}
+    for row in rows:
+        mine.setdefault((row.entity, row.id), []).append(row.values)
+    at = {name: i for i, name in enumerate(names)}
     for name in (n for n in names if n in ("NVLTX", "NVLRX", "PCITX", "PCIRX")):
-        for entity in entities:
-            mine = [dict(zip(names, row.values, strict=True)) for row in rows if (row.entity, row.id) == entity]
-            known = [one[name] for one in mine if one[name] is not None]
-            busy = max((one.get("GPUTL") or 0 for one in mine), default=0)
+        for (entity, number), values in mine.items():
+            known = [v[at[name]] for v in values if v[at[name]] is not None]
+            busy = max(v[at["GPUTL"]] or 0 for v in values) if "GPUTL" in at else 0
             if busy >= 90 and known and not any(known):
                 said.append(
-                    f"{entity[0]} {entity[1]}: {name} is 0 in all samples while GPUTL reaches {busy:.0f}: no traffic, "
-                    "or the counter does not work here (it is known to); check with nvidia-smi nvlink -gt d"
+                    f"{entity} {number}: {name} is 0 in all samples while GPUTL reaches {busy:.0f}: no traffic, or the "
+                    "counter does not work here (it is known to); check with nvidia-smi nvlink -gt d"
                 )
-            elif len(mine) > 1 and not known:
-                why = "by design for a MIG instance" if entity[0] in ("GPU-I", "GPU-CI") else "is the GPU supported?"
-                said.append(f"{entity[0]} {entity[1]}: {name} is N/A in all samples ({why})")
+            elif len(values) > 1 and not known:
+                why = "by design for a MIG instance" if entity in ("GPU-I", "GPU-CI") else "is the GPU supported?"
+                said.append(f"{entity} {number}: {name} is N/A in all samples ({why})")
     if {"GPUTL", "MCUTL"} & set(names) and not any(f and f.link for f in map(dcgm_field, names)):
         said.append("203 and 204 (GPUTL, MCUTL) are no bandwidths: ask for 1009 to 1012 (PCITX, PCIRX, NVLTX, NVLRX)")
     return said

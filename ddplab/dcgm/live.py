@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("auto", "dcgm", "nvml", "nic")
 LEAST_S = 0.001
+_MOST_ROWS = 500_000  # kept for `frame`: days at one sample a second
 _SLACK, _TRIES = 0.05, 5  # of an interval; readings of the counters until the moment is that well known
 
 
@@ -72,7 +74,7 @@ class LinkWatch:
         self._source, self._interval, self._count = source, interval_s, count
         self.source, self.why, self.peaks = source.name, why, source.peaks
         self._stop, self._lock = threading.Event(), threading.Lock()
-        self._rows: list[dict[str, Any]] = []
+        self._rows: deque[dict[str, Any]] = deque(maxlen=_MOST_ROWS)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._used, self.started = False, 0.0
@@ -91,9 +93,9 @@ class LinkWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
-        if self._failure is not None and _[0] is None:
+        if self._failure is not None and error is None:
             raise self._failure
 
     def close(self) -> None:
@@ -104,7 +106,7 @@ class LinkWatch:
         self._source.close()
 
     def frame(self) -> pd.DataFrame:
-        """All samples so far: sample, time_s (end of the interval), device, link, tx_GBps, rx_GBps.
+        """The last 500,000 rows: sample, time_s (end of the interval), device, link, tx_GBps, rx_GBps.
 
         `link_utilisation(watch.frame())` holds them against the peaks that drivers state, in `frame.attrs["peaks"]`.
         """
@@ -112,7 +114,7 @@ class LinkWatch:
 
         columns = ["sample", "time_s", "device", "link", "tx_GBps", "rx_GBps"]
         with self._lock:
-            frame = pd.DataFrame(self._rows, columns=columns)
+            frame = pd.DataFrame(list(self._rows), columns=columns)
         frame = frame.astype({"tx_GBps": float, "rx_GBps": float})
         frame.attrs["peaks"] = dict(self.peaks)
         return frame

@@ -96,7 +96,7 @@ class NvmlSource:
         active = sum(self._ask(n.nvmlDeviceGetNvLinkState, handle, link) == 1 for link in range(_MOST_LINKS))
         (speed,) = self._fields(handle, n.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
         if active and speed:
-            text = f"{active} active NVLinks of {speed / 1e3:g} GB/s"
+            text = f"{active} active NVLinks, line rate {speed / 1e3:g} GB/s each"
             self.peaks[device, "NVLink"] = LinkPeak(active * speed / 1e3, text, "reported", "NVLink", active)
         # The current generation falls when the GPU idles; the highest is what traffic will get.
         generation = self._ask(n.nvmlDeviceGetMaxPcieLinkGeneration, handle)
