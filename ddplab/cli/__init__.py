@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "what this machine can run: backends, GPUs, ranks, hosts, versions",
     "bench": "measure a collective on real ranks, in the columns of nccl-tests",
     "predict": "seconds and bytes of every schedule on N ranks, without running it",
+    "trace": "where a run's time went, from the profiler traces of its ranks",
     "nccl": "NCCL: its environment checked, its logs read, its cost model, sweeps",
     "links": "watch the traffic of links, read dcgmi and nvidia-smi texts, judge",
     "why": "why a job hung, died or crawled, from what it left in a folder",

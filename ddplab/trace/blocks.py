@@ -8,17 +8,17 @@ whole JSON values. What does not decode is walked through event by event (`ddpla
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddplab.trace.errors import EARLY, REMEDY, TraceError, place
+from ddplab.trace.errors import EARLY, REMEDY, NotATrace, TraceError, place
 from ddplab.trace.events import BROKEN, Event, Head, decode, decode_head, without_infinity
+from ddplab.trace.packed import text_of
 from ddplab.trace.walk import walk
 
-BLOCK = 1 << 20  # bytes: larger blocks hold more memory and are no faster
+BLOCK = 1 << 16  # bytes: a block and its events stay in the processor's cache; larger ones are slower
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SPACE = re.compile(rb"[ \t\r\n]*")
 
@@ -39,9 +39,7 @@ class Blocks:
 
     def __iter__(self) -> Iterator[list[Event]]:
         try:
-            with open(self.path, "rb") as raw:
-                packed = raw.read(2) == b"\x1f\x8b"
-            with gzip.open(self.path, "rb") if packed else open(self.path, "rb") as self._file:
+            with text_of(self.path) as self._text:
                 yield from self._events()
         except OSError as error:
             raise TraceError(self.path, f"cannot be read: {error.strerror or error}") from error
@@ -55,8 +53,8 @@ class Blocks:
         if self._over:
             return b""
         try:
-            block = self._file.read(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            block = self._text.read(size)
+        except (EOFError, zlib.error) as error:
             reason = f"gzip: {EARLY}" if isinstance(error, EOFError) else f"the gzip file is damaged: {error}"
             if not self.partial:
                 raise TraceError(self.path, reason + REMEDY) from error
@@ -71,7 +69,7 @@ class Blocks:
         close = b"\n" + indent[2] + b"}," if indent[1] else b"},"
         need = 0
         while True:
-            block = self._read(max(BLOCK - len(buffer), need, 1 << 16))
+            block = self._read(max(BLOCK, need))
             buffer += block
             cut = buffer.rfind(close)
             if cut < 0 and len(close) > 2:
@@ -79,7 +77,7 @@ class Blocks:
                 cut = buffer.rfind(close)
             end = cut + len(close) - 1  # after the brace
             try:
-                found, used, ended = (decode(buffer[:end]), end + 1, False) if cut >= 0 else ([], 0, False)
+                found, used, ended = (decode(memoryview(buffer)[:end]), end + 1, False) if cut >= 0 else ([], 0, False)
             except BROKEN:
                 found, used, ended = self._walk(buffer[:end], last=False)
             if not block and not used:
@@ -103,7 +101,7 @@ class Blocks:
         if buffer[:3] == b"\xef\xbb\xbf":
             buffer, self._at = buffer[3:], 3
         if not buffer.strip():
-            raise TraceError(self.path, "the file is empty")
+            raise TraceError(self.path, *self.notes or ["the file is empty"])
         if buffer[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise TraceError(self.path, "the text is UTF-16, a trace is UTF-8", 1, 1)
         begin = _SPACE.match(buffer).end()
@@ -118,8 +116,9 @@ class Blocks:
             block = self._read(len(buffer))
             buffer += block
             if not block:
-                whole = _decodes(buffer)
-                raise TraceError(self.path, 'no list "traceEvents": this is no profiler trace' if whole else EARLY)
+                if _decodes(buffer):
+                    raise NotATrace(self.path, 'no list "traceEvents": this is no profiler trace')
+                raise TraceError(self.path, EARLY, *place(self.path, self._at + len(buffer)))
         self._take_head(buffer[: opening.end()] + b"]}", 0)
         self._at += opening.end()
         return buffer[opening.end() :], False

@@ -43,7 +43,7 @@ def matched(operations: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     frame, notes = operations.copy(), []
     names = [frame[column].fillna("").astype(str) for column in ("collective", "group", "ranks")]
     key = names[0].str.cat(names[1:], sep="\0")
-    number = key.groupby([key, frame["rank"]], sort=False).cumcount()
+    number = key.groupby([key, frame["rank"]], sort=False, dropna=False).cumcount()
     for name, rows in frame.groupby(key, sort=False):
         counts = rows.groupby("rank", sort=False).size()
         if counts.nunique() > 1 and name.split("\0")[0] not in _ALONE:
@@ -80,10 +80,10 @@ def _aligned(rows: pd.DataFrame, collective: str) -> tuple[dict[object, int], st
 def bandwidth(operations: pd.DataFrame) -> list[dict]:
     """The table of collectives: one row a collective, group, dtype and message size, the longest in total first.
 
-    count: operations (what ran on 8 ranks counts once). ranks: of how many the trace is there. total_us: on the average
-    rank, waiting included. median_us, p99_us: of one rank's run, waiting included. transfer_us: median of the shortest
-    run over the ranks. wait_us: total on the average rank. algbw_GBps = message / transfer; busbw_GBps: that times
-    nccl-tests' factor; None where the size is unknown.
+    count: operations (what ran on 8 ranks counts once). ranks: of how many the trace is there. total_us: on the
+    average rank, waiting included. median_us, p99_us: of one rank's run, waiting included. transfer_us: median of the
+    shortest run over the ranks. wait_us: total on the average rank; None where no other rank's trace has it.
+    algbw_GBps: message / transfer. busbw_GBps: that times nccl-tests' factor. None where the size is unknown.
     """
     labels = operations[KEY].astype(object)
     labels = labels.where(labels.notna(), None)
@@ -107,7 +107,7 @@ def bandwidth(operations: pd.DataFrame) -> list[dict]:
                 "median_us": float(np.median(us)),
                 "p99_us": float(np.percentile(us, 99)),
                 "transfer_us": transfer,
-                "wait_us": float(mine["wait_ns"].sum()) / 1e3 / ranks,
+                "wait_us": float(mine["wait_ns"].sum()) / 1e3 / ranks if mine["peers"].max() > 1 else None,
                 "algbw_GBps": algbw,
                 "busbw_GBps": algbw * factor(n) if algbw is not None and factor and n else None,
                 "source": mine["source"].iat[0],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from pathlib import Path
+
+from ddplab.trace.packed import text_of
 
 EARLY = "the file ends early, was the job killed?"
 REMEDY = "; what is whole can be read with partial=True (--partial)"
@@ -22,17 +23,18 @@ class TraceError(ValueError):
         super().__init__(f"{path}{place}: {reason}")
 
 
+class NotATrace(TraceError):
+    """Readable text, but of something else."""
+
+
 def place(path: str | Path, offset: int) -> tuple[int, int]:
     """(line, column), both from 1, of a byte offset of the uncompressed text. Reads the file again: errors only."""
     line, start, at = 1, 0, 0
-    with open(path, "rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-    opened = gzip.open(path, "rb") if packed else open(path, "rb")
-    with opened as text:
+    with text_of(path) as text:
         while at < offset:
             try:
                 block = text.read(min(1 << 20, offset - at))
-            except (OSError, EOFError, zlib.error):
+            except (EOFError, zlib.error):
                 break
             if not block:
                 break

@@ -15,8 +15,7 @@ _INT64 = 2**63
 class Args(msgspec.Struct, gc=False):
     """What Kineto writes of an event's collective and of its launch (names: torch's ParamCommsUtils.cpp)."""
 
-    correlation: int | None = None
-    external: int | None = msgspec.field(default=None, name="External id")
+    correlation: int = -1
     collective: str | None = msgspec.field(default=None, name="Collective name")
     in_elements: int | None = msgspec.field(default=None, name="In msg nelems")
     out_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
@@ -52,16 +51,20 @@ _events = msgspec.json.Decoder(list[Event])
 decode_head = msgspec.json.Decoder(Head).decode
 BROKEN = (ValueError, RecursionError)  # what decoding raises: msgspec's errors are ValueErrors
 
-# `inf` and `nan` where a number belongs (kineto issue 105 and others). A string is matched first, and kept.
-_NOT_A_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+]?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b', re.DOTALL)
+# `inf` and `nan` where a number belongs (kineto issue 105 and others), and numbers that no double holds. A string is
+# matched first, and kept.
+_NOT_A_NUMBER = re.compile(
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+]?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b|-?\d[\d.]*[eE]\+?\d{3,}', re.DOTALL
+)
 
 
-def decode(text: bytes) -> list[Event]:
+def decode(text: bytes | memoryview) -> list[Event]:
     """The events of a JSON array's inside (no brackets). ValueError or RecursionError where it is no JSON."""
+    listed = b"".join((b"[", text, b"]"))
     try:
-        return _events.decode(b"[" + text + b"]")
+        return _events.decode(listed)
     except msgspec.ValidationError:
-        return forgiving(msgspec.json.decode(b"[" + text + b"]"))
+        return forgiving(msgspec.json.decode(listed))
 
 
 def without_infinity(text: bytes) -> bytes:
@@ -80,13 +83,12 @@ def _event(entry: dict[str, Any]) -> Event:
     if isinstance(given, dict):
         args = Args(
             **{
-                field.name: _whole_number(given.get(field.encode_name))
-                if "int" in str(field.type)
-                else _text(given.get(field.encode_name))
+                field.name: (_whole_number if "int" in str(field.type) else _text)(given.get(field.encode_name))
                 for field in msgspec.structs.fields(Args)
                 if field.type is not msgspec.Raw
             }
         )
+        args.correlation = -1 if args.correlation is None else args.correlation
         for name, key in (("dims", "Input Dims"), ("types", "Input type")):
             setattr(args, name, msgspec.Raw(msgspec.json.encode(given.get(key))))
     return Event(
@@ -94,8 +96,10 @@ def _event(entry: dict[str, Any]) -> Event:
         _text(entry.get("cat")) or "",
         _number(entry.get("ts")),
         _number(entry.get("dur")),
-        str(entry.get("pid")),
-        str(entry.get("tid")),
+        *(
+            value if isinstance(value, int | str | float | None) else str(value)
+            for value in map(entry.get, ("pid", "tid"))
+        ),
         args,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,19 +10,21 @@ from ddplab.trace.errors import TraceError
 _ENDINGS = (".json", ".json.gz")
 
 
-def find_traces(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """(trace files in the order of their names, notes). A folder stands for the traces in it, not below it.
+def find_traces(paths: Sequence[str | Path]) -> tuple[dict[Path, bool], list[str]]:
+    """(files in the order of their names, each with whether it was named or only found; notes).
 
+    A folder stands for the traces in it, not below it.
     In a folder that has files named *.trace.json or *.trace.json.gz, as the profiler names them, other JSON files are
     not taken for traces. TraceError where there is nothing.
     """
-    files, notes = [], []
+    files: dict[Path, bool] = {}
+    notes = []
     for given in paths:
         path = Path(given)
         if not path.is_dir():
-            if not path.exists():
-                raise TraceError(path, "there is no such file or folder")
-            files.append(path)
+            if not path.is_file():
+                raise TraceError(path, "is no file" if path.exists() else "there is no such file or folder")
+            files[path] = True
             continue
         try:
             there = sorted(entry for entry in path.iterdir() if entry.is_file() and entry.name.endswith(_ENDINGS))
@@ -34,12 +35,10 @@ def find_traces(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
             other = ", ".join(file.name for file in there if file not in own)
             notes.append(f"{path}: not taken for traces: {other}")
         if not there:
-            below = sorted(
-                {str(Path(where)) for where, _, names in os.walk(path) if any(n.endswith(_ENDINGS) for n in names)}
-            )
+            below = sorted({str(file.parent) for file in path.glob("*/*.json*")})
             hint = f"; there are some in {', '.join(below[:4])}" if below else ""
             raise TraceError(path, f"the folder holds no .json or .json.gz file{hint}")
-        files += own or there
+        files |= {file: bool(own) for file in own or there if file not in files}
     if not files:
         raise TraceError("(nothing)", "name a trace file or a folder of traces")
     return files, notes

@@ -21,6 +21,7 @@ RUNTIME_CATEGORIES = ("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "
 
 COMMUNICATION = re.compile(r"(void )?(nccl|rccl)", re.IGNORECASE)  # at the start of a kernel's name
 SYNCHRONISATION = frozenset(("Event Sync", "Stream Sync", "Context Sync", "Stream Wait Event"))  # waiting, no kernel
+LAUNCH = re.compile(r"launch|memcpy|memset", re.IGNORECASE)  # runtime calls that start something on the device
 # Annotations that torch's process groups make (`opTypeToString` after the backend's name).
 DISTRIBUTED_MARK = re.compile(r"(nccl|gloo|mpi|ucc|xccl):")
 MARK = re.compile(DISTRIBUTED_MARK.pattern + r"|ProfilerStep#")  # wherever they stand, these are annotations

@@ -31,9 +31,9 @@ def read_trace(path: str | Path, *, comm: str | re.Pattern | None = None, partia
         for events in blocks:
             rows.add(events)
     base = natural(blocks.head.base_ns) or 0
-    gpu, cpu, marks, launches = (rows.tables[name].table(base) for name in ("gpu", "cpu", "marks", "launches"))
-    _join_launches(gpu, launches)
-    del launches
+    tables = rows.tables(base)
+    gpu, cpu, marks = (tables[name] for name in ("gpu", "cpu", "marks"))
+    _join_launches(gpu, tables.pop("launches"))
     notes = list(blocks.notes)
     if rows.skipped:
         events = "1 event" if rows.skipped == 1 else f"{rows.skipped} events"

@@ -16,6 +16,7 @@ import pandas as pd
 from ddplab.trace import breakdown, buckets, collectives, stragglers
 from ddplab.trace.advice import Advice, advise
 from ddplab.trace.columns import RankTrace
+from ddplab.trace.errors import NotATrace, TraceError
 from ddplab.trace.find import find_traces
 from ddplab.trace.operations import operations
 from ddplab.trace.read import read_trace
@@ -39,8 +40,18 @@ def analyze_trace(
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    files, notes = find_traces(list(paths))
-    traces = [read_trace(file, comm=comm, partial=partial) for file in files]
+    paths = list(paths)
+    files, notes = find_traces(paths)
+    traces = []
+    for file, named in files.items():
+        try:
+            traces.append(read_trace(file, comm=comm, partial=partial))
+        except NotATrace as error:
+            if named or len(files) == 1:
+                raise
+            notes.append(f"left out: {error}")
+    if not traces:
+        raise TraceError(paths[0], f'no trace among {len(files)} JSON files: none has a list "traceEvents"')
     traces, more = one_per_rank(traces)
     return TraceReport(traces, notes + more)
 

@@ -53,7 +53,7 @@ def _steps(report: TraceReport) -> str:
         )
         for row in report.steps.sort_values("step", kind="stable").to_dict("records")
     ]
-    head = ["step", "rank", "span_ms", "compute", "overlapped", "exposed", "memory", "idle", "exposed"]
+    head = ["step", "rank", "span_ms", "compute", "overlapped", "exposed", "memory", "idle", "exposed/step"]
     return "Steps\n" + _table(head, rows)
 
 
@@ -62,7 +62,10 @@ def _collectives(report: TraceReport) -> str:
     for row in report.collectives.to_dict("records"):
         name = row["collective"] if row["collective"] != "unknown" else _short(row["kernel"])
         size = None if row["message_bytes"] is None else int(row["message_bytes"])
-        times = (f"{row[key] / 1e3:.3f}" for key in ("total_us", "median_us", "p99_us", "transfer_us", "wait_us"))
+        times = (
+            "-" if row[key] is None else f"{row[key] / 1e3:.3f}"
+            for key in ("total_us", "median_us", "p99_us", "transfer_us", "wait_us")
+        )
         speed = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("algbw_GBps", "busbw_GBps"))
         rows.append((name, _known(row["group_size"]), _known(row["dtype"]), _known(size), row["count"], *times, *speed))
     head = [

@@ -1,0 +1,56 @@
+"""Say where the time of a training run went, from the traces that torch's profiler left: compute, communication hidden
+and exposed, collectives and their bandwidth, who was late and who waited, and what to change.
+
+PATH is a trace (.json or .json.gz), or a folder with one trace a rank. Give all ranks of a run: only then waiting for
+late ranks can be told from transfer.
+
+Kernels that communicate without NCCL or RCCL count as compute unless --comm names them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+from ddplab.cli.values import Problem
+
+EXAMPLE = """\
+ddplab trace traces/
+ddplab trace rank0.pt.trace.json.gz rank1.pt.trace.json.gz --html report.html
+ddplab trace traces/ --comm 'dispatch|combine|nvshmem' --json"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", nargs="+", metavar="PATH", help="traces, or folders of traces")
+    parser.add_argument("--comm", metavar="REGEX", help="names of your own communication kernels")
+    parser.add_argument("--partial", action="store_true", help="read what is whole of damaged or torn traces")
+    parser.add_argument("--json", action="store_true", help="print all tables as JSON")
+    parser.add_argument("--csv", metavar="FOLDER", help="write each table to FOLDER as CSV")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one self-contained page")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.comm is not None:
+        try:
+            re.compile(args.comm)
+        except re.error as error:
+            raise Problem(f"--comm '{args.comm}' is no regular expression: {error}") from error
+    from ddplab.trace import TraceError, analyze_trace
+
+    try:
+        report = analyze_trace(args.path, comm=args.comm, partial=args.partial)
+    except TraceError as error:
+        raise Problem(str(error)) from error
+    written = []
+    try:
+        if args.csv:
+            written += report.to_csv(args.csv)
+        if args.html:
+            from ddplab.trace.page import write_page
+
+            written.append(write_page(report, args.html))
+    except OSError as error:
+        raise Problem(f"cannot write '{error.filename or args.csv or args.html}': {error.strerror}") from error
+    print(report.to_json() if args.json else report)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
