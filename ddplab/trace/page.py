@@ -53,6 +53,7 @@ _PARTS = (
     ("exposed_comm_ns", "exposed", "exposed communication"),
     ("memory_only_ns", "memory", "memory only"),
 )
+_HIDDEN = ("begin_ns", "start_ns", "kernel")  # moments since 1970, and names that are longer than a phone is wide
 _ABOUT = {
     "breakdown": "Where each rank's time went. The five parts sum to the span exactly.",
     "overlap": "Communication hidden behind compute, in parts of all communication.",
@@ -153,9 +154,9 @@ def _picture(report: TraceReport) -> str:
 
 
 def _table(table: pd.DataFrame, key: str) -> str:
-    shown = table.head(_MOST)
-    text = [name for name in table.columns if not all(_is_number(v) for v in shown[name] if v is not None)]
-    head = "".join(_cell("th", name.replace("_", " "), name in text) for name in table.columns)
+    shown = table.head(_MOST).drop(columns=[name for name in _HIDDEN if name in table])
+    text = [name for name in shown.columns if not all(_is_number(v) for v in shown[name] if v is not None)]
+    head = "".join(_cell("th", name.replace("_", " "), name in text) for name in shown.columns)
     body = "".join(
         "<tr>" + "".join(_cell("td", _shown(v, n), n in text) for n, v in row.items()) + "</tr>"
         for row in shown.to_dict("records")
@@ -177,11 +178,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any, column: str) -> str:
-    """A number as its column wants it: counts and nanoseconds whole, everything else with three decimals."""
+    """A number as its column wants it: counts and nanoseconds whole, the others with three decimals; a file's name."""
     if value is None or value != value or str(value) == "<NA>":
         return "–"
     if column.endswith("_ns") or isinstance(value, int) or (hasattr(value, "dtype") and value.dtype.kind in "iu"):
         return f"{int(value):,}" if column.endswith(("_ns", "_bytes")) else str(int(value))
+    if column == "file":
+        return Path(value).name
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
