@@ -16,7 +16,9 @@ import numpy as np
 
 from ddplab.cost import fit, ring_seconds
 from ddplab.link import Link
+from ddplab.profile import ITEM_BYTES
 from ddplab.timeline import Compression
+from ddplab.transfers import count
 
 if TYPE_CHECKING:
     from ddplab.hosts import Hosts
@@ -80,10 +82,16 @@ def calibrate(
     """Measure `Costs` on `ranks` ranks of this machine, or on emulated `hosts`. Takes a few seconds.
 
     dtypes: of the wire.  sizes: of the all-reduces, in wire bytes, at least three.  repeats: runs of each, of which the
-    median of the slowest rank counts. device, realtime: as for `launch`.
+    median of the slowest rank counts. device, realtime: as for `launch`.  ValueError for what cannot be measured.
     """
     from ddplab.launch import launch
 
+    if isinstance(dtypes, str) or not dtypes or any(dtype not in ITEM_BYTES for dtype in dtypes):
+        raise ValueError(f"dtypes is a list of {', '.join(ITEM_BYTES)}, not {dtypes!r}")
+    sizes = sorted({count(size, "a size, in bytes,", least=8, error=ValueError) for size in sizes})
+    if len(sizes) < 3:
+        raise ValueError(f"three different sizes or more tell a latency from a rate, not {sizes}")
+    count(repeats, "repeats", error=ValueError)
     seen = launch(
         _measure, list(dtypes), list(sizes), repeats, ranks=ranks, hosts=hosts, device=device, realtime=realtime
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddplab.transfers import count, number
+
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
@@ -64,26 +66,34 @@ def compare(
         how (what ran). `dp_star` and `dp_nccl` are emulated between ranks unless `how` says otherwise.
 
     Raises:
-        ValueError: an unknown scheme or model, or numbers that make no sense; before any rank starts.
+        ValueError, TypeError: an unknown scheme or model, or numbers that make no sense; before any rank starts.
     """
     import pandas as pd
 
-    from ddplab.launch import resolve_backend
+    from ddplab.launch import count_ranks, resolve_backend
     from ddplab.profile import Profile
 
     if "RANK" in os.environ:
         raise ValueError("compare starts ranks of its own, also a single one to compare with: run it without torchrun")
+    schemes = [schemes] if isinstance(schemes, str) else list(schemes)
     unknown = [name for name in schemes if name not in ROWS]
     if unknown or not schemes:
         raise ValueError(f"schemes are {', '.join(ROWS)}, not {unknown or schemes!r}")
     for name, value, least in (("batch", batch, 1), ("steps", steps, 1), ("warmup", warmup, 2)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        count(value, name, least, ValueError)
+    number(backward_s, "backward_s, in seconds,")
+    if bucket_cap_mb is not None:
+        number(bucket_cap_mb, "bucket_cap_mb, in MiB,", above=True)
     if isinstance(model, str):
         from ddplab.assumed import torchvision_model
 
         torchvision_model(model)  # an unknown name is refused here, not in a rank
-    n = ranks or (hosts.ranks if hosts is not None else 4)
+    elif not isinstance(model, Profile) and (not callable(model) or _is_module(model)):
+        kind = type(model).__name__
+        raise TypeError(f"model is a name, a ddplab.Profile or a function that builds a module, not a {kind}")
+    if hosts is not None and not hasattr(hosts, "namespaces"):
+        raise TypeError(f"hosts is a ddplab.Hosts that is up, not {hosts!r}")
+    n = count_ranks(ranks, hosts)
     paced = pace or isinstance(model, Profile)
     order = (model, batch, paced, backward_s, bucket_cap_mb, steps, warmup)
     options = {"timeout": timeout, "realtime": realtime}
@@ -113,6 +123,11 @@ def compare(
     frame["efficiency_pct"] = frame.compute_ms / frame.step_ms * 100
     frame.attrs = {"link": str(hosts.link) if hosts else "loopback of this machine", "batch": batch, "steps": steps}
     return frame
+
+
+def _is_module(model: Any) -> bool:
+    """Whether this is a module already, asked without torch; a class of modules is a function that builds one."""
+    return hasattr(model, "state_dict") and not isinstance(model, type)
 
 
 def _launch(
@@ -169,6 +184,8 @@ def _build(model: Any, batch: int, paced: bool, backward_s: float) -> tuple[nn.M
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     images = torch.randn(batch, 3, 64, 64, generator=generator).to(device)
     labels = torch.randint(10, (batch,), generator=generator).to(device)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"the function that builds the model returned {type(module).__name__}, not a torch module")
     return module.to(device), lambda module: torch.nn.functional.cross_entropy(module(images), labels)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ddplab.profile import Profile, between, clock
 from ddplab.steptimes import BucketTimes, Timeline
+from ddplab.transfers import count, number
 
 if TYPE_CHECKING:
     from ddplab.hosts import Hosts
@@ -46,10 +47,15 @@ def measure_timeline(
     """
     from ddplab.launch import launch
 
-    if warmup < 2 or steps < 1:
-        raise ValueError(f"at least 2 steps of warm-up and 1 timed step, not warmup={warmup}, steps={steps}")
-    if isinstance(hook, str) and hook not in HOOKS:
+    if not isinstance(model, Profile) and (not callable(model) or hasattr(model, "state_dict")):
+        raise TypeError(f"model is a ddplab.Profile or a function that returns (module, closure), not {model!r}")
+    count(steps, "steps", error=ValueError), count(warmup, "warmup", least=2, error=ValueError)
+    if bucket_cap_mb is not None:
+        number(bucket_cap_mb, "bucket_cap_mb, in MiB,", above=True)
+    if hook not in HOOKS if isinstance(hook, str) else not callable(hook):
         raise ValueError(f"hook is {', '.join(HOOKS)} or a function (state, bucket) -> Future, not {hook!r}")
+    if lanes is not None:
+        count(lanes, "lanes", error=ValueError)
     seen = launch(
         _train, model, bucket_cap_mb, hook, steps, warmup, ddp_options,
         ranks=ranks, hosts=hosts, device=device, timeout=timeout, realtime=realtime,

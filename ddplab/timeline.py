@@ -77,6 +77,9 @@ def assign(profile: Profile, bucket_cap_mb: float | None = None, iteration: int 
     """
     from ddplab._buckets import assign_buckets
 
+    if not isinstance(profile, Profile):
+        kind = type(profile).__name__
+        raise TypeError(f"buckets are filled from a ddplab.Profile (record, assumed_profile), not from a {kind}")
     if bucket_cap_mb is not None:
         number(bucket_cap_mb, "bucket_cap_mb, in MiB,", above=True)
     if iteration not in (0, 1):

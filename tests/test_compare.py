@@ -1,5 +1,7 @@
 """compare: the four schemes train the same model, and their bytes are those of the closed forms."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -88,7 +90,8 @@ def test_union_of_spans():
     assert union_seconds([(0, 2), (1, 3), (5, 6), (5.5, 5.75)]) == 4
 
 
-def test_bad_input_is_refused_in_one_sentence_before_any_rank_starts():
+def test_bad_input_is_refused_in_one_sentence_before_any_rank_starts(monkeypatch):
+    monkeypatch.setattr(sys.modules[_steps.__module__], "_launch", lambda *_: pytest.fail("ranks were started"))
     for arguments, words in [
         ({"schemes": ["dp"]}, "dp_star, dp_nccl, ddp, ddp_no_overlap"),
         ({"schemes": []}, "schemes are"),
@@ -98,6 +101,24 @@ def test_bad_input_is_refused_in_one_sentence_before_any_rank_starts():
         ({"warmup": 1}, "warmup must be"),
     ]:
         with pytest.raises(ValueError, match=words):
+            compare(**arguments)
+    for arguments, words in [
+        ({"ranks": 0}, "from 1 to 256, not 0"),
+        ({"ranks": 2.5}, "from 1 to 256, not 2.5"),
+        ({"backward_s": -0.1}, "backward_s, in seconds, is a number, 0 or more, not -0.1"),
+        ({"backward_s": "slow"}, "not 'slow'"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb, in MiB, is a positive number, not 0"),
+        ({"device": "tpu"}, "tpu"),
+        ({"schemes": "dp"}, r"schemes are .*, not \['dp'\]"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            compare(**arguments)
+    for arguments, words in [
+        ({"model": None}, "a function that builds a module, not a NoneType"),
+        ({"model": nn.Linear(2, 2)}, "a function that builds a module, not a Linear"),
+        ({"hosts": "1gbit"}, "hosts is a ddplab.Hosts that is up, not '1gbit'"),
+    ]:
+        with pytest.raises(TypeError, match=words):
             compare(**arguments)
     assert set(ROWS) < set(SCHEMES)
 

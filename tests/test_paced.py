@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -273,11 +274,30 @@ def test_a_real_model_and_a_hook_of_ones_own_are_measured() -> None:
     assert sum(b.nbytes for b in seen.buckets) == 4 * (35 + 24 + 5)
 
 
-def test_measure_timeline_refuses_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="at least 2 steps of warm-up"):
-        dl.measure_timeline(PLAIN, warmup=1)
-    with pytest.raises(ValueError, match="hook is none, fp16"):
-        dl.measure_timeline(PLAIN, hook="zip")
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: dl.measure_timeline(PLAIN, warmup=1), ValueError, "warmup must be a whole number of at least 2"),
+        (lambda: dl.measure_timeline(PLAIN, steps=0), ValueError, "steps must be a whole number of at least 1, not 0"),
+        (lambda: dl.measure_timeline(PLAIN, hook="zip"), ValueError, "hook is none, fp16"),
+        (lambda: dl.measure_timeline(PLAIN, hook=None), ValueError, "hook is none, fp16"),
+        (lambda: dl.measure_timeline(PLAIN, bucket_cap_mb=0), ValueError, "bucket_cap_mb, in MiB, is a positive"),
+        (lambda: dl.measure_timeline(PLAIN, lanes=0), ValueError, "lanes must be"),
+        (lambda: dl.measure_timeline(small()), TypeError, "a function that returns"),
+        (lambda: dl.measure_timeline("resnet18"), TypeError, "a function that returns .*, not 'resnet18'"),
+        (lambda: dl.calibrate(dtypes="float32"), ValueError, "dtypes is a list of float64"),
+        (lambda: dl.calibrate(dtypes=["int8"]), ValueError, r"not \['int8'\]"),
+        (lambda: dl.calibrate(sizes=[1000, 1000, 2000]), ValueError, "three different sizes or more"),
+        (lambda: dl.calibrate(sizes=[0, 1, 2]), ValueError, "a size, in bytes, must be a whole number of at least 8"),
+        (lambda: dl.calibrate(repeats=0), ValueError, "repeats must be"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, call: Callable, error: type[Exception], words: str
+) -> None:
+    monkeypatch.setattr(sys.modules[dl.launch.__module__], "fork_server", lambda: pytest.fail("ranks were started"))
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_calibrated_costs_price_a_step() -> None:

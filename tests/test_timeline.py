@@ -212,6 +212,10 @@ def test_bad_input_is_named(call, words) -> None:
 def test_a_name_is_not_a_profile() -> None:
     with pytest.raises(TypeError, match=r"predict_step takes a ddplab.Profile \(record, assumed_profile\), not str"):
         predict_step("resnet50")
+    with pytest.raises(TypeError, match="buckets are filled from a ddplab.Profile .*, not from a str"):
+        dl.BucketFigure("resnet50")
+    with pytest.raises(TypeError, match="timeline is a ddplab.Timeline"):
+        dl.OverlapFigure(timeline="measured")
     with pytest.raises(TypeError, match="topology is a ddplab.Topology or Hosts, not '4 hosts'"):
         predict_step(layers(1, 1), topology="4 hosts")
     with pytest.raises(TypeError, match="costs is what ddplab.calibrate returns, not 50"):

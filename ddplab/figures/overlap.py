@@ -27,7 +27,7 @@ class OverlapFigure(Figure):
         links of the slider.
     timeline: a `ddplab.Timeline`, most often `measure_timeline(...)`, drawn below on the same axis; or alone, without a
         profile and without sliders.
-    Raises ValueError where there is nothing to draw or a setting is not possible.
+    Raises ValueError where there is nothing to draw or a setting is not possible, TypeError for another kind of thing.
     """
 
     module = "overlap.js"
@@ -48,6 +48,8 @@ class OverlapFigure(Figure):
     ) -> None:
         if profile is None and timeline is None:
             raise ValueError("OverlapFigure draws a profile, a timeline or both; it got neither")
+        if timeline is not None and not isinstance(timeline, Timeline):
+            raise TypeError(f"timeline is a ddplab.Timeline (measure_timeline), not {type(timeline).__name__}")
         self.timeline, self.predicted, state = timeline, None, {}
         if profile is not None:
             if compression not in FACTORS:
