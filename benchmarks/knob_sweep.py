@@ -30,7 +30,7 @@ def step() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=40, help="A/A sweeps (default 40)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of each sweep (default 20)")
+    parser.add_argument("--rounds", type=int, default=24, help="rounds of each sweep (default 24)")
     parser.add_argument("--save", help="write all measurements of the A/A sweeps here")
     args = parser.parse_args()
     common = {"ranks": 2, "rounds": args.rounds, "device": "cpu", "show": False}

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--workload", type=one_of(("all_reduce", "ddp"), "workload"), help="all_reduce, or ddp: a training step")
     add("--size", default="4M", metavar="S", help="bytes of the buffer, or of all gradients (default 4M)")
     add("--ranks", type=count, default=4, metavar="N", help="default 4")
-    add("--rounds", type=count, default=16, metavar="R", help="each value is measured once in each (default 16)")
+    add("--rounds", type=count, default=24, metavar="R", help="each value is measured once in each (default 24)")
     add("--iters", type=count, default=5, metavar="K", help="steps of a measurement, the median counts (default 5)")
     add("--confidence", type=float, default=0.99, metavar="C", help="of the whole table (default 0.99)")
     add("--device", type=one_of(("auto", "cpu", "cuda"), "device"), default="auto", help="auto (default), cpu or cuda")

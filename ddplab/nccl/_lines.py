@@ -27,7 +27,7 @@ _LABEL = re.compile(
 VERSION = re.compile(r"NCCL version (\d{1,3})\.(\d{1,3})\.(\d{1,3})\S*")
 
 
-@dataclass
+@dataclass(slots=True)
 class Line:
     """One line of NCCL: number (of the text's line, from 1), file, host, pid, tid, device (None in CALL lines), level,
     text; time, place (file:line) and function where the line has them."""
@@ -80,7 +80,11 @@ def lines_of(files: Iterable[tuple[str, str]]) -> list[Line]:
 
 def _split(raw: str, number: int, name: str) -> Iterator[tuple[Line, bool]]:
     """The NCCL lines in one line of text, each with whether it stands alone in it (labels aside)."""
-    if " NCCL " not in raw:
+    marks = raw.count(" NCCL ")
+    if not marks:
+        return
+    if marks == 1 and (match := PREFIX.match(raw)):  # nearly every line
+        yield _line(match, raw[match.end() :].rstrip(), number, name), True
         return
     found = []
     end = 0
@@ -96,20 +100,12 @@ def _split(raw: str, number: int, name: str) -> Iterator[tuple[Line, bool]]:
     for i, match in enumerate(found):
         stop = found[i + 1].start() if i + 1 < len(found) else len(raw)
         front = strip_labels(raw[: match.start()])
-        device = match["device"]
-        yield (
-            Line(
-                number,
-                name,
-                match["host"],
-                int(match["pid"]),
-                int(match["tid"]),
-                None if device is None else int(device),
-                match["level"],
-                raw[match.end() : stop].rstrip() if i + 1 == len(found) else raw[match.end() : stop],
-                match["time"],
-                match["place"],
-                match["function"],
-            ),
-            not front.strip() and (match.start() == 0 or not raw[match.start() - 1].isalnum()),
-        )
+        text = raw[match.end() : stop].rstrip() if i + 1 == len(found) else raw[match.end() : stop]
+        alone = not front.strip() and (match.start() == 0 or not raw[match.start() - 1].isalnum())
+        yield _line(match, text, number, name), alone
+
+
+def _line(match: re.Match, text: str, number: int, name: str) -> Line:
+    time, host, pid, tid, device, place, function, level = match.groups()
+    device = None if device is None else int(device)
+    return Line(number, name, host, int(pid), int(tid), device, level, text, time, place, function)

@@ -96,7 +96,8 @@ class NcclLog:
     @property
     def world(self) -> list[dict[str, Any]]:
         """The rows of `comms` of the largest communicator."""
-        return [comm for comm in self.rows["comms"] if comm["nranks"] == self.ranks]
+        ranks = self.ranks
+        return [comm for comm in self.rows["comms"] if comm["nranks"] == ranks]
 
     @property
     def world_edges(self) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def sweep(
     workload: str | Callable[[], None] | None = None,
     size: int | str = "4M",
     ranks: int | None = None,
-    rounds: int = 16,
+    rounds: int = 24,
     iters: int = 5,
     warmup: int = 2,
     confidence: float = 0.99,
