@@ -3,8 +3,8 @@
     python -m venv /some/where && /some/where/bin/pip install HolisticTraceAnalysis==0.5.0
     python benchmarks/trace_vs_hta.py /some/where/bin/python [--record]
 
-Each run is a process of its own, from start to printed tables: wall time, and the peak of resident memory of the
-process and its children together, sampled. The large traces are the job of `labs/data/traces/ddp_2xA100_rank0`,
+Each run is a process of its own, from start to printed tables: wall time, processor time, and the peak of resident
+memory of the process and its children together, sampled. The large traces are the job of `labs/data/traces/ddp_2xA100_rank0`,
 repeated in time with new correlation ids and step numbers until they have the wanted size. Both report breakdown
 and overlap; ours also collectives, steps and stragglers. HTA's multiprocessing stays as it is by default.
 """
@@ -15,6 +15,7 @@ import argparse
 import gzip
 import json
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -87,9 +88,9 @@ def tile(source: Path, target: Path, megabytes: float) -> None:
         out.write("," + text[end:])
 
 
-def measure(python: str, code: str, folder: Path) -> tuple[float, float, list[str]]:
-    """(seconds, peak MB of the process and its children, the overlap percentages that it printed)."""
-    peak, start = 0, time.perf_counter()
+def measure(python: str, code: str, folder: Path) -> tuple[float, float, float, list[str]]:
+    """(seconds, seconds of processor time, peak MB of the process and its children, the overlap % that it printed)."""
+    peak, start, before = 0, time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [python, "-c", code, str(folder)]
     with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL) as run:
         process = psutil.Process(run.pid)
@@ -105,7 +106,9 @@ def measure(python: str, code: str, folder: Path) -> tuple[float, float, list[st
         text = out.read()
     if run.returncode:
         raise SystemExit(f"{python} ended with {run.returncode} on {folder}: {text[-500:]}")
-    return seconds, peak / 1e6, text.rpartition("OVERLAP")[2].split()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, busy, peak / 1e6, text.rpartition("OVERLAP")[2].split()
 
 
 def main() -> None:
@@ -127,13 +130,14 @@ def main() -> None:
             size = sum(file.stat().st_size for file in place.glob("*.json*"))
             ours = [measure(sys.executable, OURS, place) for _ in range(RUNS[case])]
             hta = [measure(args.python, HTA, place) for _ in range(1 if "800" in case else RUNS[case])]
-        if ours[0][2] != hta[0][2]:
-            print(f"{case}: overlap % ours {ours[0][2]}, HTA {hta[0][2]}")
+        print(f"{case}: overlap % ours {ours[0][3]}, HTA {hta[0][3]}")
         fast, slow = min(one[0] for one in ours), min(one[0] for one in hta)
-        small, large = max(one[1] for one in ours), max(one[1] for one in hta)
+        cpu, hta_cpu = min(one[1] for one in ours), min(one[1] for one in hta)
+        small, large = max(one[2] for one in ours), max(one[2] for one in hta)
         rows.append(
             {
                 "case": case, "file_MB": size / 1e6, "ddplab_s": fast, "hta_s": slow, "times_faster": slow / fast,
+                "ddplab_cpu_s": cpu, "hta_cpu_s": hta_cpu, "times_less_cpu": hta_cpu / cpu,
                 "ddplab_peak_MB": small, "hta_peak_MB": large, "times_less_memory": large / small,
             }
         )  # fmt: skip

@@ -187,6 +187,17 @@ def test_nanoseconds_survive(tmp_path):
     assert (read_trace(path).gpu.end_ns - read_trace(path).gpu.start_ns).tolist() == [1001] * 3
 
 
+def test_nanoseconds_survive_since_1970_too(tmp_path):
+    """In early 2024 times were since 1970 and had three decimals: a double keeps two of four such kernels apart."""
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
+    path = tmp_path / "t.json"
+    starts = ["1708128201428006.001", "1708128201428006.123", "1708128201428006.247", "1708128201428007"]
+    path.write_text("[" + ",".join(json.dumps(event)[:-1] + f', "ts": {ts}, "dur": 0.1}}' for ts in starts) + "]")
+    got = read_trace(path).gpu
+    assert got.start_ns.tolist() == [1708128201428006001, 1708128201428006123, 1708128201428006247, 1708128201428007000]
+    assert (got.end_ns - got.start_ns).tolist() == [100] * 4
+
+
 # ---------------------------------------------------------------- small traces worked out by hand
 
 

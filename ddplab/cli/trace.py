@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 
+from ddplab.cli import output
 from ddplab.cli.values import Problem
 
 EXAMPLE = """\
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
         except re.error as error:
             raise Problem(f"--comm '{args.comm}' is no regular expression: {error}") from error
     from ddplab.trace import TraceError, analyze_trace
+    from ddplab.trace.text import text
 
     try:
         report = analyze_trace(args.path, comm=args.comm, partial=args.partial)
@@ -51,6 +53,6 @@ def run(args: argparse.Namespace) -> None:
             written.append(write_page(report, args.html))
     except OSError as error:
         raise Problem(f"cannot write '{error.filename or args.csv or args.html}': {error.strerror}") from error
-    print(report.to_json() if args.json else report)
+    print(report.to_json() if args.json else text(report, output.width()))
     for path in written:
         print(f"wrote {path}", file=sys.stderr)

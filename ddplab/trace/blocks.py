@@ -26,11 +26,11 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 class Blocks:
     """Iterates over a file's events, list by list; `head` and `notes` are complete once it has ended.
 
-    partial: leave out what is damaged, and say so in `notes`, rather than raise TraceError.
+    partial: leave out what is damaged, and say so in `notes`, rather than raise TraceError. exact: see `decode`.
     """
 
-    def __init__(self, path: str | Path, partial: bool = False):
-        self.path, self.partial = path, partial
+    def __init__(self, path: str | Path, partial: bool = False, exact: bool = False):
+        self.path, self.partial, self.exact = path, partial, exact
         self.head = Head()
         self.notes: list[str] = []
         self._damage: list[tuple[int, str]] = []  # (offset in the file's text, reason)
@@ -77,7 +77,9 @@ class Blocks:
                 cut = buffer.rfind(close)
             end = cut + len(close) - 1  # after the brace
             try:
-                found, used, ended = (decode(memoryview(buffer)[:end]), end + 1, False) if cut >= 0 else ([], 0, False)
+                found, used, ended = (
+                    (decode(memoryview(buffer)[:end], self.exact), end + 1, False) if cut >= 0 else ([], 0, False)
+                )
             except BROKEN:
                 found, used, ended = self._walk(buffer[:end], last=False)
             if not block and not used:
@@ -151,7 +153,7 @@ class Blocks:
         self.head.base_ns = found.base_ns or self.head.base_ns
 
     def _walk(self, text: bytes, last: bool) -> tuple[list[Event], int, bool]:
-        found, used, ended, damage = walk(text, last, self.partial)
+        found, used, ended, damage = walk(text, last, self.partial, self.exact)
         for offset, reason in damage:
             self._damaged(offset, reason)
         return found, used, ended

@@ -18,6 +18,7 @@ from ddplab.trace.messages import NONE, message_of
 
 _LONG = 1 << 13  # rows that wait as Python objects
 _MOST_US = 2.0**62 / 1000  # beyond, nanoseconds leave int64: such a time is nonsense
+_COARSE_US = 2.0**43  # from here on neighbouring doubles are more than a nanosecond apart
 _NO_ARGS = Args()
 
 
@@ -58,7 +59,8 @@ class Threads(dict):
 class Gather:
     """Collects the rows of one file: `add` each block's events, then take `tables()`."""
 
-    def __init__(self, comm: re.Pattern | None):
+    def __init__(self, comm: re.Pattern | None, exact: bool = False):
+        self.exact, self.coarse = exact, False  # coarse: times that should have been read exactly
         self.names = Names(comm)
         self.threads: list[tuple[Any, Any]] = []
         self.messages: dict[Any, int] = {}
@@ -160,14 +162,19 @@ class Gather:
     def _flush(self, table: str) -> None:
         """From lists to columns; rows whose times are no times are counted and left out."""
         lists, self._lists[table] = self._lists[table], {}
-        start_us, for_us = np.array(lists.pop("ts"), float), np.array(lists.pop("dur"), float)
+        times = lists.pop("ts")
+        start_us, for_us = np.array(times, float), np.array(lists.pop("dur"), float)
         good = (np.abs(start_us) < _MOST_US) & (for_us >= 0) & (start_us + for_us < _MOST_US)  # false for NaN
         columns = {name: _column(values) for name, values in lists.items()}
         if not good.all():
             self.skipped += int((~good).sum())
             start_us, for_us = start_us[good], for_us[good]
             columns = {name: column[good] for name, column in columns.items()}
-        start = nanoseconds(start_us)
+        if self.exact:
+            start = np.array([int(round(ts * 1000)) for ts, keep in zip(times, good, strict=True) if keep], np.int64)
+        else:
+            start = nanoseconds(start_us)
+            self.coarse |= bool((np.abs(start_us[start_us % 1 != 0]) >= _COARSE_US).any())
         self._tables[table].add(start_ns=start, end_ns=start + nanoseconds(for_us), **columns)
 
     def _message(self, event: Event) -> int:

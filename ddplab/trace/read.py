@@ -26,12 +26,10 @@ def read_trace(path: str | Path, *, comm: str | re.Pattern | None = None, partia
     Events whose time or duration is missing, negative, infinite or no number are always left out, counted in `.notes`.
     TraceError: no trace, damaged text, or no events at all; it names the file, the line and the column.
     """
-    rows, blocks = Gather(_pattern(comm)), Blocks(path, partial)
-    with _no_collection():
-        for events in blocks:
-            rows.add(events)
-    base = natural(blocks.head.base_ns) or 0
-    tables = rows.tables(base)
+    comm = _pattern(comm)
+    rows, blocks, tables = _gathered(path, comm, partial)
+    if rows.coarse:  # microseconds since 1970 with decimals, as Kineto wrote them before baseTimeNanoseconds
+        rows, blocks, tables = _gathered(path, comm, partial, exact=True)
     gpu, cpu, marks = (tables[name] for name in ("gpu", "cpu", "marks"))
     _join_launches(gpu, tables.pop("launches"))
     notes = list(blocks.notes)
@@ -59,6 +57,14 @@ def read_trace(path: str | Path, *, comm: str | re.Pattern | None = None, partia
     )
     mark_copy_engines(trace)
     return trace
+
+
+def _gathered(path: str | Path, comm: re.Pattern | None, partial: bool, exact: bool = False) -> tuple:
+    rows, blocks = Gather(comm, exact), Blocks(path, partial, exact)
+    with _no_collection():
+        for events in blocks:
+            rows.add(events)
+    return rows, blocks, rows.tables(natural(blocks.head.base_ns) or 0)
 
 
 def _pattern(comm: str | re.Pattern | None) -> re.Pattern | None:

@@ -18,7 +18,9 @@ _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _SLACK = 12  # characters that the longest JSON token cut short can have, other than a string
 
 
-def walk(text: bytes, last: bool, partial: bool) -> tuple[list[Event], int, bool, list[tuple[int, str]]]:
+def walk(
+    text: bytes, last: bool, partial: bool, exact: bool = False
+) -> tuple[list[Event], int, bool, list[tuple[int, str]]]:
     """(events, bytes used, whether the list ended, damage as (offset, reason)).
 
     Stops before a value that the end of `text` cuts short: more bytes may complete it, unless `last`. Stops at the
@@ -36,7 +38,7 @@ def walk(text: bytes, last: bool, partial: bool) -> tuple[list[Event], int, bool
         piece = chars[good:end].strip(" \t\r\n,")
         if piece:
             try:
-                found.extend(decode(_bytes(piece)))
+                found.extend(decode(_bytes(piece), exact))
             except BROKEN:
                 _one_by_one(chars, good, end, found, damage)
         good = end
