@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import ddplab
 from ddplab.launch import launch
-from ddplab.nccl import check_env, nccl_env
+from ddplab.nccl import ask_nccl, check_env, nccl_env
+from ddplab.nccl.conf import with_conf_files
 from ddplab.nccl.finding import KINDS
 from ddplab.nccl.interplay import TRANSPORTS
 from ddplab.nccl.knobs import knobs
@@ -405,11 +406,49 @@ def test_check_prints_findings_and_exits_with_1(capsys):
     assert capsys.readouterr().out == "Nothing to complain about.\n"
 
 
-def test_check_reads_the_environment(capsys, monkeypatch):
-    from ddplab.cli import main
-
+@pytest.fixture
+def clean(monkeypatch, tmp_path):
+    """An environment without variables of NCCL, a home of its own, and no file in /etc."""
     for name in [name for name in os.environ if name in knobs()]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("ddplab.nccl.conf.SYSTEM_FILE", tmp_path / "system.conf")
+    return tmp_path
+
+
+def test_check_reads_nccls_files_too(clean, capsys, monkeypatch):
+    from ddplab.cli import main
+
+    (clean / ".nccl.conf").write_text("# NCCL_NTHREADS=4\r\nNCCL_BUFFSIZE=8MB\r\nnonsense\n=1\nNCCL_IB_HCA==mlx5_0\n")
+    (clean / "system.conf").write_bytes(b"NCCL_BUFFSIZE=4M\nNCCL_NTHREADS=2\n\xff\n")
+    assert main(["nccl", "check"]) == 1
+    out = capsys.readouterr().out
+    assert "NCCL_BUFFSIZE=8MB\n" in out and "NCCL_NTHREADS=2\n" in out and "4M" not in out
+    assert out.endswith(f"({clean / '.nccl.conf'} and {clean / 'system.conf'} included)\n")
+    monkeypatch.setenv("NCCL_BUFFSIZE", "4194304")  # the environment wins
+    monkeypatch.setenv("NCCL_NTHREADS", "256")
+    assert main(["nccl", "check"]) == 0
+    monkeypatch.delenv("NCCL_NTHREADS")
+    (clean / "own.conf").write_text("NCCL_NTHREADS=128\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(clean / "own.conf"))
+    capsys.readouterr()
+    assert main(["nccl", "check"]) == 0
+    assert ".nccl.conf" not in capsys.readouterr().out
+
+
+def test_nccl_reads_its_file_as_we_do(clean):
+    (clean / "own.conf").write_text("#NCCL_SOCKET_RCVBUF=1\nNCCL_SOCKET_RCVBUF=8MB\r\nNCCL_SOCKET_RCVBUF=7\n")
+    environ = {"NCCL_CONF_FILE": str(clean / "own.conf")}
+    lines = ask_nccl(environ)
+    if lines is None:
+        pytest.skip("no NCCL is installed beside torch, so it cannot be asked")
+    assert "NCCL_SOCKET_RCVBUF set by environment to 8." in lines
+    assert with_conf_files(environ)["NCCL_SOCKET_RCVBUF"] == "8MB"
+
+
+def test_check_reads_the_environment(clean, capsys, monkeypatch):
+    from ddplab.cli import main
+
     assert main(["nccl", "check"]) == 0
     monkeypatch.setenv("NCCL_ALGOS", "Ri\x1b[31mng")
     assert main(["nccl", "check"]) == 1

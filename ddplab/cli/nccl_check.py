@@ -1,5 +1,6 @@
 """Check the environment variables that NCCL, gloo and torch read: names that nobody reads, values that mean something
-else, settings without effect, settings that hurt. Given NAME=VALUE, it checks these instead of the environment.
+else, settings without effect, settings that hurt. It checks the environment, with what NCCL adds to it from
+NCCL_CONF_FILE, ~/.nccl.conf and /etc/nccl.conf; given NAME=VALUE, it checks these instead.
 
 With --knobs it explains variables instead: those whose name or explanation holds one of the WORDs, or all. An exact
 name gets its whole card.
@@ -37,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
         return _explain(args.words, args.json)
     from dataclasses import asdict
 
+    from ddplab.nccl.conf import conf_files, with_conf_files
     from ddplab.nccl.env import check_env
 
-    environ = dict(map(_setting, args.words)) if args.words else os.environ
+    environ = dict(map(_setting, args.words)) if args.words else with_conf_files(os.environ)
     try:
         found = check_env(environ, transport=args.transport, log=args.log, version=args.nccl)
     except (ValueError, OSError) as error:
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{setting}\n  {_printable(_sentence(finding.problem))}\n  {_printable(_sentence(finding.remedy))}")
     if not found:
         print("Nothing to complain about.")
+    if not args.words and (files := conf_files(os.environ)):
+        print(f"({' and '.join(map(str, files))} included)")
     return int(bool(found))
 
 
