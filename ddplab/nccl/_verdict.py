@@ -45,7 +45,7 @@ def _ranks(log: NcclLog) -> list[str]:
     version = "NCCL " + ".".join(map(str, log.version)) if log.version else "NCCL of unknown version"
     speakers = f"{_n(len(log.processes), 'process')} on {_n(len({host for host, _ in log.processes}), 'host')}"
     if log.ranks is None:
-        return [f"{version}: {speakers}; ranks unknown (needs NCCL_DEBUG=INFO)"]
+        return [f"{version}: {speakers}; ranks unknown (needs NCCL_DEBUG_SUBSYS=INIT)"]
     lines = [f"{version}: {_n(log.ranks, 'rank')}, {speakers}"]
     seen = {comm["rank"] for comm in log.world}
     missing = [rank for rank in range(min(log.ranks, 100_000)) if rank not in seen]
@@ -77,7 +77,8 @@ def _edges(log: NcclLog) -> list[str]:
         ("SHM", "through host memory: no peer-to-peer access between these GPUs, or NCCL_P2P_DISABLE is set"),
         ("NET", "through the network although they share a host: neither peer-to-peer nor shared memory"),
     ):
-        if chosen := [pair for pair in inside if pairs[pair][0] == kind]:
+        among = pairs if kind == "SHM" else inside  # shared memory never leaves a host
+        if chosen := [pair for pair in among if pairs[pair][0] == kind]:
             lines.append(f"{_few([f'{a}->{b}' for a, b in chosen])} go {why}")
     nets = [transport for kind, transport in pairs.values() if kind == "NET"]
     if any(transport.startswith("NET/Socket") for transport in nets):
