@@ -35,7 +35,8 @@ _HOME = {
         "calibration": "Costs calibrate",
         "measured": "measure_timeline",
         "stepcounts": "StepCounts",
-        "figures": "Figure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure TuningFigure",
+        "figures": "Figure LinkFigure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure "
+        "TuningFigure",
         "compare": "compare",
         "nccl": "check_env nccl_env ask_nccl parse_log parse_nccl_tests tuning_model sweep",
         "results": "load_results save_results",

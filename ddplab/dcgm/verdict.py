@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ddplab.steptimes import Timeline
 
 ARTICLE_UTILISATION, ARTICLE_ALL_REDUCE = 0.85, 1 / 3
-_SAYS = {
+_HAIR = 1e-9  # rounding does not decide
+SAYS = {
     (True, True): "healthy: the link does what it can, and the step hardly waits for it",
     (True, False): "communication-bound on a healthy link: send fewer bytes (compression, accumulation), overlap more "
     "(bucket size), or buy a faster link; no setting of the link will help",
@@ -105,8 +106,8 @@ def link_verdict(
     if reference_GBps == 0:
         raise ValueError("reference_GBps is 0: measure it with a benchmark on the same machines")
     ratio = busbw_GBps / reference_GBps if busbw_GBps is not None and reference_GBps else None
-    link_ok = None if ratio is None else ratio >= busbw_least
-    step_ok = None if exposed is None else exposed <= exposed_most
+    link_ok = None if ratio is None else ratio >= busbw_least - _HAIR
+    step_ok = None if exposed is None else exposed <= exposed_most + _HAIR
     high = None if utilisation is None else utilisation >= ARTICLE_UTILISATION
     short = None if largest_over_backward is None else largest_over_backward < ARTICLE_ALL_REDUCE
     rules = (
@@ -115,7 +116,7 @@ def link_verdict(
         ("ours", "busbw over reference at least", ratio, busbw_least, link_ok),
         ("ours", "exposed communication over step at most", exposed, exposed_most, step_ok),
     )
-    return LinkVerdict(link_ok, step_ok, _SAYS[link_ok, step_ok], rules)
+    return LinkVerdict(link_ok, step_ok, SAYS[link_ok, step_ok], rules)
 
 
 def link_utilisation(rates: pd.DataFrame, peak: object = None) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from ddplab.figures.base import Figure
 from ddplab.figures.buckets import BucketFigure
+from ddplab.figures.linkhealth import LinkFigure
 from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
 from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
@@ -12,6 +13,7 @@ __all__ = [
     "VARIANTS",
     "BucketFigure",
     "Figure",
+    "LinkFigure",
     "LinkLoads",
     "OverlapFigure",
     "RingStepper",
