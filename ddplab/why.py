@@ -115,10 +115,10 @@ def _find(groups: list[Group], remains: Remains) -> tuple[Finding | None, Group 
     for group in groups:
         if (late := latecomer(group)) is not None:
             share = late.seconds / late.span_s
-            line = f"rank {late.rank} came last to {late.times} collectives, after the others had waited "
-            line += f"{late.seconds:.2f} s in all, {share:.0%} of the {late.span_s:.2f} s on record"
-            first = f"the first of them: {late.call} in {late.call.place}" if late.call.place else ""
-            return Finding("slow_rank", (late.rank,), late.call, tuple(filter(None, (line, first)))), group
+            line = f"{late.times} times the others waited for rank {late.rank}, {late.seconds:.2f} s in all: "
+            line += f"{share:.0%} of the {late.span_s:.2f} s on record"
+            first = f"most of it at {late.call}" + (f" in {late.call.place}" if late.call.place else "")
+            return Finding("slow_rank", (late.rank,), late.call, (line, first)), group
     return None, None
 
 
@@ -234,4 +234,7 @@ def _nothing(groups: list[Group], remains: Remains) -> tuple[str, ...]:
         lines.append(f"{number} collectives of {names(ranks)}: the sequences agree, and nobody was late for long")
     if remains.logs:
         lines.append(f"logs of {names(sorted(remains.logs))}: no error")
+        failed = {rank: log.error for rank, log in remains.logs.items() if log.error}
+        if failed:
+            lines[-1:] = [f"rank {rank}: {error}, and nothing says why" for rank, error in sorted(failed.items())]
     return tuple(lines)

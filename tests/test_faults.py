@@ -14,22 +14,22 @@ from ddplab.flight import read_flight
 from ddplab.why import why
 
 SEED = 20
-PATIENCE_S = 3.0
+PATIENCE_S = 4.0
 
 
 def drawn() -> list[Plan]:
     """Every fault once, with what else there is to draw, and one healthy job."""
     dice, plans = random.Random(SEED), []
     for fault, operations in FAULTS.items():
-        plans.append(Plan(fault, dice.randrange(4), dice.randint(2, 5), dice.choice(operations), limit_s=PATIENCE_S))
+        plans.append(Plan(fault, dice.randrange(4), dice.randint(2, 6), dice.choice(operations), limit_s=PATIENCE_S))
     return [*plans, Plan(limit_s=PATIENCE_S)]
 
 
 @pytest.fixture(scope="module")
 def remains(tmp_path_factory):
-    """{fault: (plan, folder)}; three jobs at a time, since most of them wait."""
+    """{fault: (plan, folder)}; four jobs at a time, since most of them wait."""
     places = {plan.fault: (plan, tmp_path_factory.mktemp(plan.fault or "healthy")) for plan in drawn()}
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda pair: run(*pair), places.values()))
     return places
 
@@ -72,7 +72,7 @@ def test_a_plan_is_checked():
     for choices, text in [
         (("hang",), "unknown fault 'hang'; faults are skipped_collective"),
         (("rank_gone", 4), "rank is from 0 to 3, not 4"),
-        (("rank_gone", 0, 1), "step is from 2 to 5"),
+        (("rank_gone", 0, 1), "step is from 2 to 6"),
         (("rank_gone", 0, 2, "barrier"), "rank_gone concerns all_reduce, not 'barrier'"),
         ((None, 0, 2, "barrier"), "concerns no collective"),
     ]:
@@ -84,7 +84,7 @@ def test_drawing_is_repeatable_and_reaches_everything():
     plans = [draw(seed) for seed in range(600)]
     assert plans == [draw(seed) for seed in range(600)]
     assert {p.fault for p in plans} == set(FAULTS) and {p.rank for p in plans} == {0, 1, 2, 3}
-    assert {p.step for p in plans} == {2, 3, 4, 5}
+    assert {p.step for p in plans} == {2, 3, 4, 5, 6}
     assert {(p.fault, p.operation) for p in plans} == {(f, o) for f, all_of in FAULTS.items() for o in all_of}
 
 

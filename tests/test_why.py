@@ -219,11 +219,23 @@ def test_the_stacks_of_py_spy(tmp_path):
 
 def test_a_slow_rank_that_always_arrives(tmp_path):
     calls = STEP * 10
-    late = {i: 0.2 for i in range(20, 40, 4)}
-    waits = {i: 0.2 for i in range(21, 40, 4)}  # the others enter the next call later: they had to wait
+    late = {i: 0.2 for i in range(12, 40, 4)}
+    waits = {i: 0.2 for i in range(13, 40, 4)}  # the others enter the next call later: they had to wait
     leave(tmp_path, {r: entries(calls, late=late if r == 1 else waits) for r in range(4)})
     found = why(tmp_path)
-    assert (found.kind, found.ranks, found.operation, found.seq) == ("slow_rank", (1,), "all_reduce", 21)
+    assert (found.kind, found.ranks, found.operation, found.seq) == ("slow_rank", (1,), "all_reduce", 13)
+    assert "7 times the others waited for rank 1, 1.40 s in all" in found.evidence[0]
+
+
+def test_lateness_that_goes_round_is_the_machines(tmp_path):
+    """Every rank is late now and then, and so is one of them three times: no accusation."""
+    calls, dice = STEP * 10, random.Random(1)
+    for culprits in ([0, 1, 2, 3] * 3, [2, 2, 2]):
+        at = sorted(dice.sample(range(4, 38, 2), len(culprits)))
+        late = {r: {i: 0.3 for i, who in zip(at, culprits, strict=True) if who == r} for r in range(4)}
+        late = {r: late[r] | {i + 1: 0.3 for i, who in zip(at, culprits, strict=True) if who != r} for r in range(4)}
+        leave(tmp_path, {r: entries(calls, late=late[r]) for r in range(4)})
+        assert why(tmp_path).kind is None
 
 
 def test_a_clock_that_is_ahead_is_no_lateness(tmp_path):

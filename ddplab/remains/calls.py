@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddplab.remains.dumps import Recorder
-from ddplab.remains.logs import RankLog
+from ddplab.remains.logs import RankLog, Said
 from ddplab.remains.stacks import frames_of, in_backward, place_of
 
 # Collectives in which shapes may differ between ranks: the root's from the others', or everybody's.
@@ -76,7 +76,9 @@ def groups_of(recorders: Mapping[int, Recorder], logs: Mapping[int, RankLog]) ->
             if row["p2p"] or row["seq"] is None:
                 continue
             name, desc = row["group"], row["group_desc"]
-            group = groups.setdefault((name, desc), Group(name, desc, (), {}))
+            # With debug level DETAIL torch wraps its groups, and those inside have a number only.
+            key = (name, desc) if name or row["pg_id"] is None else (f"number {row['pg_id']}", desc)
+            group = groups.setdefault(key, Group(*key, (), {}))
             group.ranks = group.ranks or row["ranks"] or ()
             call = Call(
                 rank, row["seq"], row["collective"], row["in_sizes"], row["in_dtypes"], row["done"], row["created_ns"],
@@ -105,14 +107,11 @@ def _say(groups: dict[tuple[str, str], Group], logs: Mapping[int, RankLog]) -> N
     said = {rank: log.said for rank, log in logs.items() if log.said}
     if not said:
         return
-    recorded = {rank for group in groups.values() for rank in group.calls}
     if not groups:
         groups["", ""] = Group("", "", tuple(sorted(said)), {})
     for rank, all_said in said.items():
-        if rank in recorded and not _refused(groups.values(), rank, all_said):
-            continue
-        group = max(groups.values(), key=lambda g: len(g.calls.get(rank, ())))
         for one in all_said:
+            group = _meant(list(groups.values()), rank, one)
             sizes = (one.sizes,) if one.sizes is not None else ()
             dtypes = (one.dtype.capitalize(),) if one.dtype else ()
             call = Call(rank, one.seq, one.name, sizes, dtypes)
@@ -120,10 +119,10 @@ def _say(groups: dict[tuple[str, str], Group], logs: Mapping[int, RankLog]) -> N
         group.ranks = tuple(sorted({*group.ranks, rank}))
 
 
-def _refused(groups: Iterable[Group], rank: int, said: list) -> bool:
-    """Does the recorder of this rank end before the collective that a message names?"""
-    last = max((max(g.calls[rank]) for g in groups if g.calls.get(rank)), default=-1)
-    return any(one.seq > last for one in said)
+def _meant(groups: list[Group], rank: int, said: Said) -> Group:
+    """The group whose record of this rank ends just before the collective that a message names, or else the largest."""
+    ends = [group for group in groups if group.calls.get(rank) and max(group.calls[rank]) == said.seq - 1]
+    return (ends or sorted(groups, key=lambda g: -len(g.calls.get(rank, ()))))[0]
 
 
 def majority(calls: Mapping[int, Call]) -> Signature | None:

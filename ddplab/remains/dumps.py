@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddplab._flightrows import row
+from ddplab._flightrows import row, whole
 from ddplab.flight import FlightError, _groups, _last_ns, _rank_of, read_dump
 
 
 @dataclass
 class Recorder:
-    """One rank's recorder. rows: its entries, as in `ddplab._flightrows`. groups: (desc, global ranks) by name."""
+    """One rank's recorder. rows: as in `ddplab._flightrows`, with pg_id. groups: (desc, global ranks) by name."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -41,7 +41,7 @@ def read_recorders(paths: Iterable[Path], lost: list[str]) -> dict[int, Recorder
         bad = 0
         for entry in dump.get("entries") or []:
             try:
-                one.rows.append(row(entry, one.groups))
+                one.rows.append({**row(entry, one.groups), "pg_id": whole(entry.get("pg_id"))})
             except (TypeError, ValueError, OverflowError):
                 bad += 1
         if bad:

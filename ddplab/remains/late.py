@@ -8,6 +8,7 @@ now and then is found, one that is late everywhere by the same amount cannot be 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma, log
 from statistics import median
 
 from ddplab.remains.calls import Call, Group
@@ -15,13 +16,16 @@ from ddplab.remains.calls import Call, Group
 LEAST_S = 0.05  # shorter waits are the scheduler's, not a fault
 _SHARE = 0.2  # of the recorded time that the others must have lost
 _OWN = 0.75  # of all waiting that must be this rank's
-_TIMES = 3  # so often, or once for longer than _ONCE_S
-_ONCE_S = 2.0
+_CHANCE = 1e-3  # so seldom may it come last so often if all ranks were alike
+_ONCE_S = 10.0  # a single wait of this length needs no second one
 
 
 @dataclass(frozen=True)
 class Late:
-    """rank: who. call: the first of its calls that came late. times, seconds: how often, and how much in all."""
+    """rank: who. times, seconds: how often the others waited for it, and how long in all. span_s: the time on record.
+
+    call: the first late one of those, at the same place of the program, that cost most.
+    """
 
     rank: int
     call: Call
@@ -36,31 +40,45 @@ def latecomer(group: Group) -> Late | None:
     if len(rows) < 4:
         return None
     offsets = _offsets(rows)
-    waits: dict[int, list[tuple[float, float, Call]]] = {}  # by the rank that came last: from, to, its call
+    waits: list[tuple[float, float, int, Call]] = []  # from, to, who came last, its call
     for row in rows[1:]:  # before the first, ranks start up
         arrived = sorted((call.created_ns - offsets[rank], rank) for rank, call in row.items())
         (since, _), (until, last) = arrived[-2:]
         if until - since >= LEAST_S * 1e9:
-            waits.setdefault(last, []).append((since, until, row[last]))
-    if not waits:
-        return None
-    sums = {rank: _union_s(spans) for rank, spans in waits.items()}
+            waits.append((since, until, last, row[last]))
+    merged = {rank: _merge([wait for wait in waits if wait[2] == rank]) for rank in rows[0]}
+    sums = {rank: sum(until - since for since, until in spans) / 1e9 for rank, spans in merged.items()}
     rank = max(sums, key=lambda r: sums[r])
     span_s = (max(c.created_ns for c in rows[-1].values()) - min(c.created_ns for c in rows[0].values())) / 1e9
-    mine = waits[rank]
-    often = len(mine) >= _TIMES or max(until - since for since, until, _ in mine) >= _ONCE_S * 1e9
-    if not often or sums[rank] < _SHARE * span_s or sums[rank] < _OWN * sum(sums.values()):
+    if not sums[rank] or sums[rank] < _SHARE * span_s or sums[rank] < _OWN * sum(sums.values()):
         return None
-    return Late(rank, mine[0][2], len(mine), sums[rank], span_s)
+    total, mine = sum(map(len, merged.values())), merged[rank]
+    once = max(until - since for since, until in mine) >= _ONCE_S * 1e9
+    if not once and _at_least(len(mine), total, 1 / len(merged)) > _CHANCE:
+        return None
+    by_kind: dict[tuple, list[tuple[float, Call]]] = {}  # where the program calls it, and with what
+    for since, until, last, call in waits:
+        if last == rank:
+            by_kind.setdefault((call.signature, call.place), []).append((until - since, call))
+    worst = max(by_kind.values(), key=lambda held: sum(wait for wait, _ in held))
+    return Late(rank, worst[0][1], len(mine), sums[rank], span_s)
 
 
-def _union_s(spans: list[tuple[float, float, Call]]) -> float:
-    """Seconds in which somebody waited: collectives that are under way together count once."""
-    total, reached = 0.0, float("-inf")
-    for since, until, _ in sorted(spans, key=lambda span: span[:2]):
-        total += max(0.0, until - max(since, reached))
-        reached = max(reached, until)
-    return total / 1e9
+def _merge(waits: list[tuple[float, float, int, Call]]) -> list[tuple[float, float]]:
+    """Waits as separate stretches of time: collectives that were under way together count once."""
+    spans: list[tuple[float, float]] = []
+    for since, until, *_ in sorted(waits, key=lambda wait: wait[:2]):
+        if spans and since <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(until, spans[-1][1])
+        else:
+            spans.append((since, until))
+    return spans
+
+
+def _at_least(k: int, n: int, p: float) -> float:
+    """The chance of k or more successes in n trials with probability p."""
+    ways = (lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) for i in range(k, n + 1))
+    return sum(exp(way + i * log(p) + (n - i) * log(1 - p)) for i, way in enumerate(ways, k))
 
 
 def _common(group: Group) -> list[dict[int, Call]]:

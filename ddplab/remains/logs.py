@@ -156,7 +156,8 @@ def _messages(line: str, rank: int | None, logs: dict[int, RankLog]) -> None:
     for found in _FINGERPRINT.finditer(line):
         named, seq, name, shape, dtype = found.groups()
         sizes = tuple(int(n) for n in re.findall(r"\d+", shape)) if shape is not None else None
-        said = Said(int(seq), _torch_name(name), sizes, dtype, shorten(found[0]))
+        # A fingerprint counts the calls before it; the flight recorder numbers them from 1.
+        said = Said(int(seq) + 1, _torch_name(name), sizes, dtype, shorten(found[0]))
         logs.setdefault(int(named), RankLog()).said.append(said)
     if (found := _WATCHDOG.search(line)) and rank is not None:
         seq, name, numel, _ = found.groups()
