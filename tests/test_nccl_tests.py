@@ -127,7 +127,9 @@ def test_a_replay_has_the_second_placement_only():
     assert math.isnan(row["time_us"]) and pd.isna(row["wrong"]) and has(row, inplace_time_us=5.0, inplace_wrong=0)
 
 
-@pytest.mark.parametrize("label", ["[1,0]<stdout>:", "0: ", "  3: ", "[1,0]<stdout>: "])
+@pytest.mark.parametrize(
+    "label", ["[1,0]<stdout>:", "0: ", "  3: ", "[1,0]<stdout>: ", "n1: ", "w-0  | ", "2026-05-05T06:16:47.1Z "]
+)
 def test_labels_of_launchers(label):
     labelled = "".join(f"{label}{line}\n" for line in TEXTS["4gpu"].splitlines())
     pd.testing.assert_frame_equal(parse_nccl_tests(labelled).table, parse_nccl_tests(TEXTS["4gpu"]).table)

@@ -8,6 +8,7 @@ must say "no effect", so run one first. With NCCL the ranks need a GPU each; wit
 from __future__ import annotations
 
 import argparse
+import sys
 
 from ddplab.cli import output
 from ddplab.cli.values import Problem, count, one_of, seconds
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> None:
         raise Problem("--json and --csv - both want standard output; name a file for the CSV")
     values = [_value(args.knob, text) for text in args.values]
     with output.csv_file(args.csv) as rows:
+        if sys.stderr.isatty():
+            print(f"measuring {len(values)} values in {args.rounds} rounds ...", file=sys.stderr)
         found = _measure(args, values)
         rows += found.observations.to_dict("records")
     if args.json:

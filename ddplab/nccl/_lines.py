@@ -20,9 +20,11 @@ PREFIX = re.compile(
 )
 _MARK = re.compile(rf" NCCL (?:{LEVELS})(?= |$)")
 _REACH = 800  # characters before a mark in which its prefix is looked for: keeps a line of megabytes linear
-# mpirun --tag-output, srun -l, Ray, torchrun; also a pod's or a container's time stamp
+# At the front of a line: srun -l, pdsh and clush, docker compose, the time stamps of kubectl logs. Anywhere, because
+# they come with each write: mpirun --tag-output, torchrun, Ray.
 _LABEL = re.compile(
-    r"\[\d+,\d+\](?:<std(?:out|err)>)?:? ?|\[(?:rank|default)?\d+\]: ?|^\s*\d+: |\([^()]{1,80} pid=\d+[^()]{0,80}\) ?"
+    r"^\s*\d+: |^[\w.-]+: |^[\w.-]+ +\| |^\d{4}-\d\d-\d\dT\S+ |"
+    r"\[\d+,\d+\](?:<std(?:out|err)>)?:? ?|\[(?:rank|default)?\d+\]: ?|\([^()]{1,80} pid=\d+[^()]{0,80}\) ?"
 )
 VERSION = re.compile(r"NCCL version (\d{1,3})\.(\d{1,3})\.(\d{1,3})\S*")
 
