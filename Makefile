@@ -10,7 +10,6 @@ STAMP  := .venv/.installed
 LIMIT  := $(if $(filter 0,$(QUICK)),3600,600)
 # tests of the quick edition run side by side; the measurements of the full one have the machine to themselves
 WORKERS ?= $(if $(filter 0,$(QUICK)),0,2)
-SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
 
 .DELETE_ON_ERROR:
@@ -20,7 +19,7 @@ book: $(STAMP)
 	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(foreach name,$(NAMES),-p $(name) $($(name)))
 
 test: $(STAMP) .venv/.installed-dev
-	$(BIN)/python -m pytest $(SPREAD) $(foreach name,$(NAMES),--given $(name)=$($(name))) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(foreach name,$(NAMES),--given $(name)=$($(name))) $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

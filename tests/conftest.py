@@ -1,8 +1,8 @@
 """What several test modules share: the executed notebooks, the book built from them, a browser that drives its pages.
 
-Each notebook runs once in a session, always afresh; the pages are built from those runs. With pytest-xdist (`-n 2
---dist loadgroup`, as `make test` does) whatever needs them goes to one worker, and every other module to one worker as
-a whole, so that what a module's tests share is made once, too.
+Each notebook runs once in a session, always afresh; the pages are built from those runs. With pytest-xdist (`-n 2`,
+as in `make test`) the files that need them go to one worker, and every other file to one worker as a whole: what its
+tests share is made once, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import http.server
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -27,18 +28,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--given", action="append", default=[], metavar="NAME=VALUE", help="a parameter for the notebooks")
 
 
-@pytest.hookimpl(tryfirst=True)
+@functools.cache
+def needs_the_book(file: str) -> bool:
+    """Whether a test of this file, a path in the checkout, takes the executed notebooks or what is built from them."""
+    return bool(re.search(r"def test_\w+\([^)]*\b(executed|html|site|watch)\b", (ROOT / file).read_text("utf8")))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("the book" if needs_the_book(item) else item.path.stem))
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not needs_the_book(item))  # the longest group first: it ends with the others
+    if hasattr(config, "workerinput"):  # the longest unit first, so that the workers end together
+        items.sort(key=lambda item: not needs_the_book(item.nodeid.partition("::")[0]))
 
 
-def needs_the_book(item: pytest.Item) -> bool:
-    return "executed" in getattr(item, "fixturenames", ())
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        """Hands out whole files, and all files that need the book as one unit, in the order of collection."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "the book" if needs_the_book(file) else file
+
+    config.option.loadscopereorder = False
+    return Units(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -59,8 +72,10 @@ def executed(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Every notebook of the book, executed: the `Result` of each page, by its path in the checkout."""
     from ddplab.notebooks import execute_all
 
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
-    say = reporter.write_line if reporter else request.config.workeroutput.setdefault("notebooks", []).append
+    if hasattr(request.config, "workeroutput"):
+        say = request.config.workeroutput.setdefault("notebooks", []).append
+    else:
+        say = request.config.pluginmanager.getplugin("terminalreporter").write_line
     given = dict(item.split("=", 1) for item in request.config.getoption("given"))
     limit = 3600 if given.get("QUICK") == "0" else 600
     say("\nexecuting the notebooks")
