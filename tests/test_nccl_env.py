@@ -372,7 +372,7 @@ def mangled(draw: random.Random) -> dict[str, str]:
         for _ in range(draw.randrange(3)):
             at, piece = draw.randrange(len(value) + 1), draw.choice([*PIECES, draw.choice(string.printable)])
             value = draw.choice([value[:at] + piece + value[at:], value[:at], value + value])
-        if draw.random() < 0.5:
+        if draw.random() < 0.3:
             at = draw.randrange(len(name))
             name = draw.choice([name[:at] + name[at + 1 :], name[:at] + draw.choice(PIECES) + name[at:], name.lower()])
         environ[name] = value

@@ -88,13 +88,15 @@ def test_defaults_that_follow_from_the_source():
 # ---------------------------------------------------------------- numbers
 
 
+C_STRTOLL = ctypes.CDLL(None).strtoll
+C_STRTOLL.restype = ctypes.c_longlong
+
+
 def c_strtoll(text: str) -> tuple[int, str]:
     """C's own strtoll(text, &rest, 0)."""
-    function = ctypes.CDLL(None).strtoll
-    function.restype = ctypes.c_longlong
     buffer = ctypes.create_string_buffer(text.encode())
     rest = ctypes.c_void_p()
-    value = function(buffer, ctypes.byref(rest), 0)
+    value = C_STRTOLL(buffer, ctypes.byref(rest), 0)
     return value, text.encode()[rest.value - ctypes.addressof(buffer) :].decode()
 
 

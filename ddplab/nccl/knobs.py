@@ -114,8 +114,8 @@ def knobs() -> dict[str, Knob]:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
-    """The known word that was probably meant, regardless of case, or ""."""
-    upper = {name.upper(): name for name in known}
+    """The known word that was probably meant, regardless of case, or ""; a slip does not add or lose four letters."""
+    upper = {name.upper(): name for name in known if abs(len(name) - len(word)) <= 3}
     near = difflib.get_close_matches(word.upper(), list(upper), n=1, cutoff=cutoff)
     return upper[near[0]] if near else ""
 
