@@ -16,7 +16,13 @@ TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=Tru
 FILES = [ROOT / name for name in TRACKED if name and (ROOT / name).is_file()]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 # the name that is imported -> the name that is installed, where they differ
-INSTALLED = {"yaml": "pyyaml", "jupyter_book": "jupyter-book", "myst_nb": "myst-nb"}
+INSTALLED = {
+    "yaml": "pyyaml",
+    "jupyter_book": "jupyter-book",
+    "myst_nb": "myst-nb",
+    "pynvml": "nvidia-ml-py",
+    "xdist": "pytest-xdist",
+}
 # come with a requirement that is built on them
 IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen"}
 
