@@ -40,40 +40,42 @@ def matched(operations: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     collective: `number`, from 0. Rows of one `instance` (int) are one collective seen from its ranks; `peers`
     is how many. Point-to-point operations, and what no other trace has, are instances of their own, without waiting.
     """
-    frame, notes = operations.copy(), []
-    names = [frame[column].fillna("").astype(str) for column in ("collective", "group", "ranks")]
-    key = names[0].str.cat(names[1:], sep="\0")
-    number = key.groupby([key, frame["rank"]], sort=False, dropna=False).cumcount()
-    for name, rows in frame.groupby(key, sort=False):
-        counts = rows.groupby("rank", sort=False).size()
-        if counts.nunique() > 1 and name.split("\0")[0] not in _ALONE:
-            shift, note = _aligned(rows, name.split("\0")[0])
+    start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
+    rows_of: dict[tuple, dict[object, list[int]]] = {}
+    names = (operations[column].tolist() for column in ("collective", "group", "ranks", "rank"))
+    for i, (*key, rank) in enumerate(zip(*names, strict=True)):
+        rows_of.setdefault(tuple(key), {}).setdefault(rank, []).append(i)
+    number, instance, notes, known = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64), [], 0
+    for (collective, *_), ranks in rows_of.items():
+        alone = collective in _ALONE
+        shift = dict.fromkeys(ranks, 0)
+        if not alone and len(set(map(len, ranks.values()))) > 1:
+            shift, note = _aligned({rank: end[rows] for rank, rows in ranks.items()}, collective)
             notes.append(note)
-            number[rows.index] += rows["rank"].map(shift)
-    alone = frame["collective"].isin(_ALONE)
-    key = key.where(~alone, key + "\0" + frame["rank"].astype(str))
-    frame["number"] = number
-    frame["instance"] = frame.groupby([key, number], sort=False).ngroup()
-    together = frame.groupby("instance", sort=False)
-    duration = frame["end_ns"] - frame["start_ns"]
-    frame["peers"] = together["rank"].transform("size")
-    frame["transfer_ns"] = duration.groupby(frame["instance"], sort=False).transform("min")
-    frame["wait_ns"] = duration - frame["transfer_ns"]
+        for rank, rows in ranks.items():
+            number[rows] = np.arange(len(rows)) + shift[rank]
+            instance[rows] = known + number[rows]
+            known += len(rows) if alone else 0
+        known += 0 if alone else max(map(len, ranks.values()))
+    shortest = np.full(known, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, instance, end - start)
+    peers = np.bincount(instance, minlength=known)[instance]
+    transfer = shortest[instance]
+    frame = operations.assign(
+        number=number, instance=instance, peers=peers, transfer_ns=transfer, wait_ns=end - start - transfer
+    )
     return frame, notes
 
 
-def _aligned(rows: pd.DataFrame, collective: str) -> tuple[dict[object, int], str]:
+def _aligned(ends: dict[object, np.ndarray], collective: str) -> tuple[dict[object, int], str]:
     """Shifts of `number` by rank, where windows were cut differently: those that bring the ends of each together."""
-    ranks = {rank: mine for rank, mine in rows.groupby("rank", sort=False)}
-    longest = max(ranks, key=lambda rank: len(ranks[rank]))
-    reference = ranks[longest]["end_ns"].to_numpy()
+    longest = max(ends.values(), key=len)
     shift = {}
-    for rank, mine in ranks.items():
-        ends = mine["end_ns"].to_numpy()
-        most = len(reference) - len(ends)
+    for rank, mine in ends.items():
+        most = len(longest) - len(mine)
         options = range(most + 1) if most < _SHIFTS else (0, most)
-        shift[rank] = min(options, key=lambda s: np.median(np.abs(reference[s : s + len(ends)] - ends)))
-    counts = ", ".join(f"rank {rank}: {len(mine)}" for rank, mine in ranks.items())
+        shift[rank] = min(options, key=lambda s, mine=mine: np.median(np.abs(longest[s : s + len(mine)] - mine)))
+    counts = ", ".join(f"rank {rank}: {len(mine)}" for rank, mine in ends.items())
     return shift, f"the ranks' windows hold different numbers of {collective} ({counts}): matched by when they end"
 
 
@@ -85,18 +87,18 @@ def bandwidth(operations: pd.DataFrame) -> list[dict]:
     shortest run over the ranks. wait_us: total on the average rank; None where no other rank's trace has it.
     algbw_GBps: message / transfer. busbw_GBps: that times nccl-tests' factor. None where the size is unknown.
     """
-    labels = operations[KEY].astype(object)
-    labels = labels.where(labels.notna(), None)
-    unknown = labels["collective"] == "unknown"
-    keys = [labels[column].map(repr) for column in KEY] + [operations["name"].where(unknown, "")]
+    column = {name: operations[name].to_numpy() for name in operations}
+    alike: dict[tuple, list[int]] = {}
+    for i, key in enumerate(zip(*(column[name].tolist() for name in [*KEY, "name"]), strict=True)):
+        alike.setdefault(key if key[0] == "unknown" else key[:-1], []).append(i)
+    duration_us = (column["end_ns"] - column["start_ns"]) / 1e3
     rows = []
-    for _, mine in operations.groupby(keys, sort=False):
-        first = labels.loc[mine.index[0]]
+    for key, at in alike.items():
+        first = dict(zip(KEY, key, strict=False))
         size, n, factor = first["message_bytes"], first["group_size"], _BUS.get(first["collective"])
-        once = mine.drop_duplicates("instance")
-        us = (mine["end_ns"] - mine["start_ns"]).to_numpy() / 1e3
-        transfer = float(np.median(once["transfer_ns"])) / 1e3
-        ranks = mine["rank"].nunique(dropna=False)
+        us, ranks = duration_us[at], len(set(column["rank"][at].tolist()))
+        once = np.unique(column["instance"][at], return_index=True)[1]
+        transfer = float(np.median(column["transfer_ns"][at][once])) / 1e3
         algbw = size / transfer / 1e3 if size is not None and transfer else None
         rows.append(
             {
@@ -107,11 +109,11 @@ def bandwidth(operations: pd.DataFrame) -> list[dict]:
                 "median_us": float(np.median(us)),
                 "p99_us": float(np.percentile(us, 99)),
                 "transfer_us": transfer,
-                "wait_us": float(mine["wait_ns"].sum()) / 1e3 / ranks if mine["peers"].max() > 1 else None,
+                "wait_us": float(column["wait_ns"][at].sum()) / 1e3 / ranks if column["peers"][at].max() > 1 else None,
                 "algbw_GBps": algbw,
                 "busbw_GBps": algbw * factor(n) if algbw is not None and factor and n else None,
-                "source": mine["source"].iat[0],
-                "kernel": mine["name"].iat[0],
+                "source": column["source"][at[0]],
+                "kernel": column["name"][at[0]],
             }
         )
     return sorted(rows, key=lambda row: -row["total_us"])

@@ -36,14 +36,15 @@ def clock_offsets(operations: pd.DataFrame) -> dict[object, int]:
 
 
 def lateness(operations: pd.DataFrame, offsets: Mapping[object, int]) -> pd.DataFrame:
-    """`operations` with `lag_ns` (how long it began after the first rank) and `last` (whether the others waited)."""
-    frame = operations.copy()
-    start = frame["start_ns"] - frame["rank"].map(lambda rank: offsets.get(rank, 0)).astype("int64")
-    shared = frame["peers"] > 1
-    frame["lag_ns"] = start - start.groupby(frame["instance"], sort=False).transform("min")
-    latest = start.groupby(frame["instance"], sort=False).idxmax()
-    frame["last"] = frame.index.isin(latest) & shared
-    return frame
+    """`operations` with `lag_ns` (how long it began after the first rank) and `last` (for it the others waited)."""
+    ahead = np.array([offsets.get(rank, 0) for rank in operations["rank"].tolist()], np.int64)
+    start, instance = operations["start_ns"].to_numpy() - ahead, operations["instance"].to_numpy()
+    first = np.full(instance.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, instance, start)
+    order = np.lexsort((-np.arange(len(start)), start, instance))  # in each instance the latest is last
+    last = np.zeros(len(start), bool)
+    last[order[np.flatnonzero(np.diff(instance[order], append=-1))]] = True
+    return operations.assign(lag_ns=start - first[instance], last=last & (operations["peers"].to_numpy() > 1))
 
 
 def holdups(late: pd.DataFrame, busy: Mapping[object, Busy], steps: Mapping[object, list]) -> list[dict]:
@@ -52,20 +53,20 @@ def holdups(late: pd.DataFrame, busy: Mapping[object, Busy], steps: Mapping[obje
     cause: what the last rank did longer than the first to arrive, since they left an earlier collective together:
     "compute", "input" (the data loader, copies from the host) or "host" (neither: Python, launches, a lock, a sleep).
     """
-    shared = late[late["peers"] > 1]
+    together: dict[int, list[dict]] = {}
+    for row in late[late["peers"] > 1].to_dict("records"):
+        together.setdefault(row["instance"], []).append(row)
     rows, instances = [], []
-    for _, ranks in shared.groupby("instance", sort=False):
-        last = ranks.loc[ranks["last"]].iloc[0]
-        first = ranks.loc[ranks["lag_ns"].idxmin()]
-        instances.append(
-            (ranks.set_index("rank")[["start_ns", "end_ns"]].to_dict("index"), last["rank"], first["rank"])
-        )
+    for ranks in together.values():
+        last = next(row for row in ranks if row["last"])
+        first = min(ranks, key=lambda row: row["lag_ns"])
+        instances.append(({row["rank"]: row for row in ranks}, last["rank"], first["rank"]))
         rows.append(
             {
                 **{k: last[k] for k in ("step", "collective", "group", "number", "message_bytes")},
                 "last_rank": last["rank"],
                 "late_us": last["lag_ns"] / 1e3,
-                "waited_us": float(ranks["wait_ns"].sum()) / 1e3,
+                "waited_us": sum(row["wait_ns"] for row in ranks) / 1e3,
                 "cause": None,
             }
         )
@@ -106,27 +107,32 @@ def by_rank(late: pd.DataFrame, held: pd.DataFrame, by_step: bool = False) -> li
     caused_us: how long the others waited in those, summed over the ranks. waited_us: how long it waited itself.
     cause: of most of the time by which it was last; None if it never was.
     """
-    shared = late[late["peers"] > 1]
-    keys = ["step", "rank"] if by_step else ["rank"]
+    keys = ("step", "rank") if by_step else ("rank",)
+    mine: dict[tuple, list[dict]] = {}
+    for row in late[late["peers"] > 1].to_dict("records"):
+        mine.setdefault(tuple(row[key] for key in keys), []).append(row)
+    guilty: dict[tuple, list[dict]] = {}
+    for row in held.to_dict("records"):
+        guilty.setdefault((row["step"], row["last_rank"]) if by_step else (row["last_rank"],), []).append(row)
     rows = []
-    for key, mine in shared.groupby(keys, sort=False, dropna=False):
-        named = {name: None if pd.isna(value) else value for name, value in zip(keys, key, strict=True)}
-        guilty = held[held["last_rank"] == named["rank"]]
-        if by_step:
-            guilty = guilty[guilty["step"].isna() if named["step"] is None else guilty["step"] == named["step"]]
-        causes = guilty.dropna(subset="cause").groupby("cause")["late_us"].sum()
-        worst = mine.loc[mine["lag_ns"].idxmax()]
+    for key, operations in mine.items():
+        caused = guilty.get(key, [])
+        worst = max(operations, key=lambda row: row["lag_ns"])
+        why: dict[str, float] = {}
+        for row in caused:
+            if row["cause"]:
+                why[row["cause"]] = why.get(row["cause"], 0.0) + row["late_us"]
         rows.append(
             {
-                **named,
-                "lag_us": float(mine["lag_ns"].sum()) / 1e3,
-                "worst_us": float(worst["lag_ns"]) / 1e3,
-                **({} if by_step else {"worst_step": None if pd.isna(worst["step"]) else worst["step"]}),
-                "collectives": len(mine),
-                "held_up": len(guilty),
-                "caused_us": float(guilty["waited_us"].sum()),
-                "waited_us": float(mine["wait_ns"].sum()) / 1e3,
-                "cause": causes.idxmax() if len(causes) else None,
+                **dict(zip(keys, key, strict=True)),
+                "lag_us": sum(row["lag_ns"] for row in operations) / 1e3,
+                "worst_us": worst["lag_ns"] / 1e3,
+                "worst_step": worst["step"],
+                "collectives": len(operations),
+                "held_up": len(caused),
+                "caused_us": sum(row["waited_us"] for row in caused),
+                "waited_us": sum(row["wait_ns"] for row in operations) / 1e3,
+                "cause": max(why, key=why.get) if why else None,
             }
         )
-    return sorted(rows, key=lambda row: -row["lag_us"]) if not by_step else rows
+    return rows if by_step else sorted(rows, key=lambda row: -row["lag_us"])
