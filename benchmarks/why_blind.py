@@ -1,6 +1,6 @@
 """Blind: `why` on jobs whose fault, rank, step and collective were drawn at random.
 
-    python benchmarks/why_blind.py [--faults 40] [--healthy 10] [--seed 0] [--ranks 4]
+    python benchmarks/why_blind.py [--faults 40] [--healthy 10] [--seed 0] [--ranks 4] [--save FILE]
 
 Each job runs for real on gloo and leaves a folder; `why` sees that folder and nothing else. Printed: what was drawn
 against what was said, a table of confusions, and how long run and diagnosis took. Exit code 1 below the acceptance:
@@ -19,6 +19,7 @@ from collections import Counter
 import pandas as pd
 
 from ddplab.faults import FAULTS, Plan, draw, run
+from ddplab.results import save_results
 from ddplab.why import Diagnosis, why
 
 LIMIT_S = 20.0
@@ -43,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, default in (("faults", 40), ("healthy", 10), ("seed", 0), ("ranks", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--save", metavar="FILE", help="record the table, as the chapter shows it")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:  # loads torch and DDP into the process that ranks are forked from
         run(Plan(ranks=args.ranks), folder)
@@ -57,7 +59,7 @@ def main() -> int:
         right = judge(plan, found)
         row = {"drawn": plan.fault or "healthy", "said": found.kind or "healthy", "right": right}
         row |= {"step_right": found.step == plan.step if plan.fault else None}
-        row |= {"run_s": left - start, "why_s": end - left}
+        row |= {"run_s": round(left - start, 2), "why_s": round(end - left, 3)}
         rows.append(row)
         drawn = f"{row['drawn']} rank {plan.rank} step {plan.step} {plan.operation}" if plan.fault else "healthy"
         said = f"{row['said']} {found.ranks} step {found.step} {found.operation}"
@@ -66,6 +68,8 @@ def main() -> int:
             print(found)
     frame = pd.DataFrame(rows)
     print("\n", pd.crosstab(frame.drawn, frame.said).to_string(), sep="")
+    if args.save:
+        save_results(args.save, frame, what=f"drawn jobs of {args.ranks} ranks on gloo, seed {args.seed}")
     return verdict(frame)
 
 
