@@ -39,11 +39,11 @@ def main() -> None:
         found = dl.sweep("algorithm", ["backend", "backend"], size="256K", iters=5, seed=run, **common)
         verdicts[found.table["verdict"][1]] += 1
         noise.append(found.observations.assign(run=run))
-    print(f"A/A within one launch, {args.runs} sweeps: {dict(verdicts)}")
+    print(f"A/A within one launch, {args.runs} sweeps: {dict(verdicts)}", flush=True)
     if args.save:
         dl.save_results(args.save, pd.concat(noise), ranks=2, rounds=args.rounds, size_B=2**18)
     for values, name in ((["10", "10"], "A/A with a launch for each measurement"), (["10", "11"], "10% planted")):
-        print(f"\n{name}:")
+        print(f"\n{name}:", flush=True)
         print(dl.sweep("PLANTED", values, workload=step, iters=9, **common))
 
 
