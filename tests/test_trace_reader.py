@@ -378,3 +378,38 @@ def test_no_mangled_trace_shows_our_insides(tmp_path, monkeypatch):
                 json.loads(report.to_json())
                 str(report)
     assert 1200 < read < 4700  # both outcomes are well met
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "9" * 300_000,
+        " " * 300_000 + "x",
+        '"' + "\\" * 200_000 + '"',
+        "-" * 200_000,
+        "[" * 900 + "]" * 900,
+        "}" * 200_000,
+    ],
+    ids=["digits", "spaces", "backslashes", "signs", "brackets", "braces"],
+)
+def test_long_runs_of_one_character_take_no_longer_than_others(tmp_path, odd):
+    """Patterns that try every split of a run would sit here for hours."""
+    text = json.dumps(trace(KERNEL, {**KERNEL, "args": 77777.5}, COMM, {**COMM, "ts": 77777.5})).replace("77777.5", odd)
+    path = write(tmp_path, text)
+    for partial in (False, True):
+        try:
+            read_trace(path, partial=partial)
+        except dl.TraceError as error:
+            assert len(str(error)) < 400
+
+
+def test_names_that_no_encoding_holds(tmp_path):
+    path = write(
+        tmp_path, json.dumps(trace({**COMM, "name": COMM["name"] + "SURROGATE"})).replace("SURROGATE", "\\ud800")
+    )
+    try:
+        report = dl.analyze_trace(path)
+    except dl.TraceError:
+        return
+    report.to_csv(tmp_path / "tables")
+    report.to_json().encode()

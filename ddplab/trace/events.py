@@ -61,7 +61,7 @@ BROKEN = (ValueError, RecursionError)  # what decoding raises: msgspec's errors 
 # `inf` and `nan` where a number belongs (kineto issue 105 and others), and numbers that no double holds. A string is
 # matched first, and kept.
 _NOT_A_NUMBER = re.compile(
-    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+]?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b|-?\d[\d.]*[eE]\+?\d{3,}', re.DOTALL
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+]?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b|(?<![\d.])\d[\d.]*+[eE]\+?\d{3,}', re.DOTALL
 )
 
 

@@ -13,7 +13,7 @@ from ddplab.trace.events import BROKEN, Event, decode, without_infinity
 
 _JSON = json.JSONDecoder()
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
-_NEXT = re.compile(r'\}\s*,?\s*(?=\{\s*"(?:ph|cat|name|ts|pid|tid|dur)"\s*:)|\}\s*(?=\]\s*(?:[,}]|\Z))')
+_NEXT = re.compile(r'\}\s*+(?:,\s*+)?(?=\{\s*"(?:ph|cat|name|ts|pid|tid|dur)"\s*:)|\}\s*+(?=\]\s*+(?:[,}]|\Z))')
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _SLACK = 12  # characters that the longest JSON token cut short can have, other than a string
 
@@ -64,6 +64,8 @@ def walk(
             where, reason = error.pos, f"no valid JSON: {error.msg}"
             if cut:
                 where, reason = len(chars), EARLY
+        except ValueError as error:  # a whole number of more digits than Python converts
+            where, reason = at, f"no valid JSON: {error}"
         except RecursionError:
             where, reason = at, "nested too deeply"
         take(at)
