@@ -30,8 +30,9 @@ __all__ = ["Diagnosis", "why"]
 class Diagnosis:
     """What happened to a job.
 
-    kind: one of `ddplab.faults.FAULTS`, or "exception", "mismatch" (no majority says who is wrong), "stuck" (all wait
-    in the same collective); None where nothing is wrong, or nothing can be told (see evidence).
+    kind: one of `ddplab.faults.FAULTS`, or "exception", "mismatch" (no majority says who is wrong), "no_show" (a rank
+    did not come, and nothing tells why), "stuck" (all wait in the same collective); None where nothing is wrong, or
+    nothing can be told (see evidence).
     ranks: who did it. operation: the collective that it concerns, by torch's name. sizes: its shapes, as the healthy
     ranks have them. seq: its number in its process group. step: of the training, from the logs.
     where: the place in the program, of the rank at fault. evidence: the lines that show it. fix: what to do.
@@ -158,8 +159,8 @@ def _missing(group: Group, logs: Mapping[int, RankLog]) -> Finding | None:
     absent = tuple(sorted(set(group.ranks) - set(group.calls)))
     if seq is not None:
         return _behind(group, last, call, logs)
-    if absent and set(group.calls):
-        return _gone(list(absent), call, logs)
+    if absent and group.calls and (finding := _absent(absent, call, logs)):
+        return finding
     named = tuple(sorted(r for r, log in logs.items() if log.late_for_barrier))
     if named:
         return Finding("slow_rank", named, call, tuple(logs[r].late_for_barrier or "" for r in named))
@@ -189,7 +190,23 @@ def _behind(group: Group, last: tuple[int, ...], call: Call | None, logs: Mappin
         if at and at.place:
             where += f"; it is in {at.place}" + (f", in {at.collective}" if at.collective else ", in no collective")
         lines.append(where)
-    return Finding("slow_rank", last, call, tuple(lines))
+    seen = any((log := logs.get(rank)) and (log.stacks or log.error_at) for rank in last)
+    return Finding("slow_rank" if seen else "no_show", last, call, tuple(lines))
+
+
+def _absent(absent: tuple[int, ...], call: Call | None, logs: Mapping[int, RankLog]) -> Finding | None:
+    """Ranks without a flight recorder, while the others wait. Their logs tell who went home, and who failed later."""
+    done = tuple(rank for rank in absent if (log := logs.get(rank)) and log.finished)
+    if done:
+        lines = (f"rank {rank} has ended: {logs[rank].finished}" for rank in done)
+        return Finding("unequal_batches", done, call, (f"the others wait in {call}", *lines))
+    silent = [rank for rank in absent if not ((log := logs.get(rank)) and log.error)]
+    if silent and any(log.seen for log in logs.values()):
+        return _gone(silent, call, logs)
+    if silent:
+        line = f"{names(silent)} left no flight recorder and no log: dead, or the files are lost"
+        return Finding("no_show", tuple(silent), call, (line,))
+    return None
 
 
 def _gone(ranks: list[int], call: Call | None, logs: Mapping[int, RankLog]) -> Finding:

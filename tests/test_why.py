@@ -262,7 +262,22 @@ def test_an_exception_is_the_cause_and_lost_peers_are_consequences(tmp_path):
 def test_an_epoch_that_ended_is_not_the_end(tmp_path):
     leave(tmp_path, {0: entries([*STEP, STEP[0]], done=4), 1: entries(STEP), 2: entries([*STEP, STEP[0]], done=4)})
     log(tmp_path, 1, "step 0\nepoch 0 finished\nstep 1\n")
-    assert why(tmp_path).kind == "slow_rank"
+    found = why(tmp_path)
+    assert (found.kind, found.ranks, found.operation) == ("no_show", (1,), "all_reduce")
+
+
+def test_without_recorders_of_some_ranks_their_logs_tell(tmp_path):
+    leave(tmp_path, {r: entries([*STEP, STEP[0]], done=4) for r in (2, 3)}, members=range(4))
+    for rank in range(4):
+        log(tmp_path, rank, "step 0\ntraining finished after 1 steps\n" if rank == 0 else f"step 1\n{TIMEOUT}\n")
+    found = why(tmp_path)
+    assert (found.kind, found.ranks) == ("unequal_batches", (0,))
+    log(tmp_path, 0, "step 0\n")
+    assert (why(tmp_path).kind, why(tmp_path).ranks) == ("rank_gone", (0,))
+    for path in tmp_path.glob("*.log"):
+        path.unlink()
+    found = why(tmp_path)
+    assert (found.kind, found.ranks) == ("no_show", (0, 1)) and "files are lost" in found.evidence[0]
 
 
 def test_those_whom_the_launcher_ends_are_not_accused(tmp_path):

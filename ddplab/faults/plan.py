@@ -36,7 +36,7 @@ class Plan:
     ranks: int = 4
     steps: int = 12
     limit_s: float = 5.0
-    delay_s: float = 0.3
+    delay_s: float = 0.5
 
     def __post_init__(self) -> None:
         if self.fault is not None and self.fault not in FAULTS:

@@ -13,6 +13,7 @@ TITLES = {
     "one_rank_only": "A collective on some ranks only",
     "exception": "An exception ended a rank",
     "mismatch": "Ranks call different collectives, and no majority says who is wrong",
+    "no_show": "A rank did not come, and nothing tells why",
     "stuck": "All ranks wait in the same collective",
 }
 
@@ -36,6 +37,8 @@ FIXES = {
     "exception": "repair the exception; that the other ranks lost their peer or timed out is its consequence.",
     "mismatch": "compare the two places in the program. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch checks every call "
     "before it begins.",
+    "no_show": "look at that rank's log and stack (py-spy dump, or a watchdog with faulthandler): nothing here says "
+    "where it was.",
     "stuck": "the program is consistent, so look below it: links, the network interface that NCCL chose, NCCL RAS, "
     "firewalls.",
 }

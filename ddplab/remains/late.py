@@ -16,7 +16,7 @@ from ddplab.remains.calls import Call, Group
 LEAST_S = 0.05  # shorter waits are the scheduler's, not a fault
 _SHARE = 0.2  # of the recorded time that the others must have lost
 _OWN = 0.75  # of all waiting that must be this rank's
-_CHANCE = 1e-3  # so seldom may it come last so often if all ranks were alike
+_CHANCE = 3e-4  # so seldom may it come last so often if all ranks were alike
 _ONCE_S = 10.0  # a single wait of this length needs no second one
 
 
@@ -34,45 +34,70 @@ class Late:
     span_s: float
 
 
+@dataclass(frozen=True)
+class _Wait:
+    """All ranks but one had come at `since`, the last one at `until` (nanoseconds)."""
+
+    since: float
+    until: float
+    last: int
+    call: Call
+
+
 def latecomer(group: Group) -> Late | None:
-    """The rank that held up the others for a good part of the time on record; None if none did, or nobody can tell."""
+    """The rank that held up the others for a good part of the time on record; None if none did, or nobody can tell.
+
+    Looked at are all of the record, its last three quarters and its last half: a job starts unevenly, and a rank may
+    become slow later.
+    """
     rows = _common(group)
     if len(rows) < 4:
         return None
     offsets = _offsets(rows)
-    waits: list[tuple[float, float, int, Call]] = []  # from, to, who came last, its call
+    waits = []
     for row in rows[1:]:  # before the first, ranks start up
         arrived = sorted((call.created_ns - offsets[rank], rank) for rank, call in row.items())
         (since, _), (until, last) = arrived[-2:]
         if until - since >= LEAST_S * 1e9:
-            waits.append((since, until, last, row[last]))
-    merged = {rank: _merge([wait for wait in waits if wait[2] == rank]) for rank in rows[0]}
-    sums = {rank: sum(until - since for since, until in spans) / 1e9 for rank, spans in merged.items()}
-    rank = max(sums, key=lambda r: sums[r])
-    span_s = (max(c.created_ns for c in rows[-1].values()) - min(c.created_ns for c in rows[0].values())) / 1e9
+            waits.append(_Wait(since, until, last, row[last]))
+    ranks = sorted(rows[0])
+    for part in (0, 1, 2):
+        rest = rows[len(rows) * part // 4 :]
+        since = min(call.created_ns - offsets[rank] for rank, call in rest[0].items())
+        span_s = (max(call.created_ns - offsets[rank] for rank, call in rest[-1].items()) - since) / 1e9
+        if found := _judge([wait for wait in waits if wait.since >= since], ranks, span_s):
+            return found
+    return None
+
+
+def _judge(waits: list[_Wait], ranks: list[int], span_s: float) -> Late | None:
+    merged = {rank: _merge([wait for wait in waits if wait.last == rank]) for rank in ranks}
+    sums = {rank: sum(merged[rank]) for rank in ranks}
+    rank = max(ranks, key=lambda r: sums[r])
     if not sums[rank] or sums[rank] < _SHARE * span_s or sums[rank] < _OWN * sum(sums.values()):
         return None
-    total, mine = sum(map(len, merged.values())), merged[rank]
-    once = max(until - since for since, until in mine) >= _ONCE_S * 1e9
-    if not once and _at_least(len(mine), total, 1 / len(merged)) > _CHANCE:
+    alike = median(merged[rank]) / 2  # how often did anybody else hold up the others for about as long?
+    times = {r: sum(wait >= alike for wait in merged[r]) for r in ranks}
+    chance = _at_least(times[rank], sum(times.values()), 1 / len(ranks))
+    if max(merged[rank]) < _ONCE_S and chance > _CHANCE:
         return None
-    by_kind: dict[tuple, list[tuple[float, Call]]] = {}  # where the program calls it, and with what
-    for since, until, last, call in waits:
-        if last == rank:
-            by_kind.setdefault((call.signature, call.place), []).append((until - since, call))
-    worst = max(by_kind.values(), key=lambda held: sum(wait for wait, _ in held))
-    return Late(rank, worst[0][1], len(mine), sums[rank], span_s)
+    by_place: dict[tuple, list[_Wait]] = {}  # where the program makes the call, and which
+    for wait in waits:
+        if wait.last == rank:
+            by_place.setdefault((wait.call.signature, wait.call.place), []).append(wait)
+    worst = max(by_place.values(), key=lambda held: sum(wait.until - wait.since for wait in held))
+    return Late(rank, worst[0].call, len(merged[rank]), sums[rank], span_s)
 
 
-def _merge(waits: list[tuple[float, float, int, Call]]) -> list[tuple[float, float]]:
-    """Waits as separate stretches of time: collectives that were under way together count once."""
+def _merge(waits: list[_Wait]) -> list[float]:
+    """Seconds of each separate stretch of waiting: collectives that were under way together count once."""
     spans: list[tuple[float, float]] = []
-    for since, until, *_ in sorted(waits, key=lambda wait: wait[:2]):
-        if spans and since <= spans[-1][1]:
-            spans[-1] = spans[-1][0], max(until, spans[-1][1])
+    for wait in sorted(waits, key=lambda w: (w.since, w.until)):
+        if spans and wait.since <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(wait.until, spans[-1][1])
         else:
-            spans.append((since, until))
-    return spans
+            spans.append((wait.since, wait.until))
+    return [(until - since) / 1e9 for since, until in spans]
 
 
 def _at_least(k: int, n: int, p: float) -> float:
