@@ -84,3 +84,12 @@ def test_a_mangled_text_gives_a_table_or_our_own_error(name):
                 survives(table, text)
 
     check()
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 200_000 + "\n", "A" * 200_000, "x\n" * 20_000, "\n" * 20_000, "Result " * 20_000]
+)
+def test_endless_lines_and_texts_are_refused_at_once(text):
+    for read in (read_dmon, read_links, dl.parse_topo, recognise):  # a backtracking pattern would take hours
+        with pytest.raises(ValueError):
+            read(text)

@@ -23,8 +23,9 @@ _KINDS = "vGPU|GPU-CI|GPU-I|GPU|Switch|SW|LINK|CPU Core|CPU|CX|UNKNOWN"
 _ENTITY = re.compile(rf"((?:GPU|SW) \d{{1,6}} LINK|{_KINDS}) (\d{{1,20}})(?=\s|$)")
 _ENDED = "dmon was stopped"
 _TROUBLE = re.compile(
-    r"^\s*(Error\b|Unable to\b|No data returned|.*\bResult: |.*connection is not valid|.*Host engine)", re.IGNORECASE
+    r"Error\b|Unable to\b|No data returned|.*\bResult: |.*connection is not valid|.*Host engine", re.IGNORECASE
 )
+_MOST_OF_A_LINE = 1000  # is looked at for words; an endless line must not cost endless time
 Value = float | int | str | None
 
 
@@ -67,7 +68,7 @@ class DmonReader:
             return Row(match[1], int(match[2]), self._values(line, match))
         if failure := gpu_failure(line):
             raise failure
-        if _TROUBLE.match(line):
+        if _is_trouble(line):
             raise error_from(line)
         raise ValueError(f"line {self.number} is no output of `dcgmi dmon`: {line.strip()[:80]!r}")
 
@@ -148,6 +149,10 @@ def samples(rows: Iterable[Row]) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
+def _is_trouble(line: str) -> bool:
+    return _TROUBLE.match(line.strip()[:_MOST_OF_A_LINE]) is not None
+
+
 def _is_row(line: str) -> bool:
     return _ENTITY.match(line.lstrip()) is not None
 
@@ -160,7 +165,7 @@ def read_dmon(text: str) -> tuple[DmonReader, list[Row], list[str]]:
     lines = text.removeprefix("\ufeff").splitlines()
     first = next((i for i, line in enumerate(lines) if line.lstrip().startswith("#")), len(lines))
     for i, line in enumerate(lines):
-        if i < first and not _is_row(line) and not _TROUBLE.match(line) and not gpu_failure(line):
+        if i < first and not _is_row(line) and not _is_trouble(line) and not gpu_failure(line):
             reader.number += 1  # the command itself and a greeting may stand above
             continue
         try:

@@ -13,17 +13,19 @@ def recognise(text: str) -> str:
     ValueError for a text that is none of these."""
     if not isinstance(text, str):
         raise ValueError(f"a text is recognised, not {type(text).__name__}")
-    if re.search(r"^\s*#\s?Entity\b", text, re.MULTILINE):
+    if re.search(r"^[ \t]*#[ ]?Entity\b", text, re.MULTILINE):
         return "dmon"
     if is_topo(text):
         return "topo"
-    if re.search(r"^\s*Link \d+: .*(?:[TR]x\d?: )", text, re.MULTILINE):
+    if re.search(r"^[ \t]*Link \d+: .*(?:[TR]x\d?: )", text, re.MULTILINE):
         return "nvlink counters"
-    if re.search(r"^\s*Link \d+: ", text, re.MULTILINE) or re.search(r"^GPU \d+: .*\(UUID: ", text, re.MULTILINE):
+    if re.search(r"^[ \t]*Link \d+: ", text, re.MULTILINE) or re.search(r"^GPU \d+: .*\(UUID: ", text, re.MULTILINE):
         return "nvlink"
     if failure := gpu_failure(text):
         raise failure
-    if re.search(r"^\s*Error\b|Error setting watches|Host engine|No data returned", text, re.MULTILINE | re.IGNORECASE):
+    if re.search(
+        r"^[ \t]*Error\b|Error setting watches|Host engine|No data returned", text, re.MULTILINE | re.IGNORECASE
+    ):
         return "dmon"  # an error text without a table: its reader explains it
     raise ValueError(
         "this is none of the texts that are read here: dcgmi dmon, nvidia-smi nvlink -s, nvidia-smi nvlink -gt d, "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GPU = re.compile(r"GPU (\d{1,4}): (.{1,120}?)(?: \(UUID: ([\w-]{1,80})\))?\s*")
-_LINK = re.compile(r"\s*Link (\d{1,3}): (.*\S)\s*")
+_LINK = re.compile(r"Link (\d{1,3}): (.+)")
 _SPEED = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) GB/s")
 _COUNTER = re.compile(r"(Data|Raw)?\s?(Tx|Rx)\d?: (?:(\d{1,30}) (?:KiB|KBytes)|(N/A))", re.IGNORECASE)
 KIB = 1024
@@ -33,7 +33,7 @@ def read_links(text: str) -> dict[tuple[int, int], dict]:
             continue
         if match := _GPU.fullmatch(line.strip()):
             gpu = int(match[1]), match[2]
-        elif match := _LINK.fullmatch(line.expandtabs(1)):
+        elif match := _LINK.fullmatch(line.strip()):
             if gpu is None:
                 raise ValueError(f"line {number}: a link without its GPU: the text is cut off above")
             row = links.setdefault((gpu[0], int(match[1])), {"gpu": gpu[0], "name": gpu[1], "link": int(match[1])})
