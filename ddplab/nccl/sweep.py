@@ -45,8 +45,9 @@ class Sweep:
 
     def __str__(self) -> str:
         about = self.about
+        size = "" if about["size_B"] is None else f", {about['size_B']} B"
         lines = [
-            "# {knob} on {workload}, {size_B} B: {ranks} ranks, {backend}".format(**about),
+            f"# {about['knob']} on {about['workload']}{size}: {about['ranks']} ranks, {about['backend']}",
             f"# measured: {about['how']}; limits of the change: {about['confidence']:.0%} for the whole table",
             f"{'value':>24} {'time_ms':>9} {'change':>8} {'from':>8} {'to':>8}  verdict",
         ]
@@ -124,7 +125,7 @@ def sweep(
         "workload": workload if isinstance(workload, str) else getattr(workload, "__name__", "a function"),
         "ranks": ranks,
         "backend": "gloo" if hosts else resolve_backend(ranks, device)[0],
-        "size_B": nbytes,
+        "size_B": None if callable(workload) else nbytes,
         "confidence": confidence,
         "how": how,
     }
