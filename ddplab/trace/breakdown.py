@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,12 +46,14 @@ class Busy:
     def all(self) -> Intervals:
         return join(self.compute, self.comm, self.memory)
 
-    def parts(self, begin: int | None = None, end: int | None = None) -> dict[str, int]:
-        """The five parts of [begin, end), by default of all there is: they sum to `span_ns` exactly."""
-        low, high = self.begin if begin is None else begin, self.end if end is None else end
-        compute, comm, hidden, busy = (
-            int(within(a, low, high)) for a in (self.compute, self.comm, self.hidden, self.all)
-        )
+    def parts(self) -> dict[str, int]:
+        """The five parts of all there is: they sum to `span_ns` exactly."""
+        return {name: int(values[0]) for name, values in self.parts_of([self.begin], [self.end]).items()}
+
+    def parts_of(self, begins: Sequence[int], ends: Sequence[int]) -> dict[str, np.ndarray]:
+        """The five parts of each window [begin, end), one array a part."""
+        low, high = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
+        compute, comm, hidden, busy = (within(a, low, high) for a in (self.compute, self.comm, self.hidden, self.all))
         parts = (compute - hidden, hidden, comm - hidden, busy - (compute + comm - hidden), high - low - busy)
         return dict(zip(PARTS, (high - low, *parts), strict=True))
 
@@ -94,27 +97,33 @@ def steps(trace: RankTrace, busy: Busy) -> list[dict[str, int]]:
     launched and lasts to the next step's; the last one ends with the last kernel. On a CPU it is the annotation.
     """
     found = list(trace.steps())
-    rows = []
-    windows = _windows(trace, busy, found)
-    for (number, start, end), (low, high) in zip(found, windows, strict=True):
-        input = int(within(busy.input, start, end))
-        rows.append(
-            {"step": number, "start_ns": low, **busy.parts(low, high), "annotated_ns": end - start, "input_ns": input}
-        )
-    return rows
+    if not found:
+        return []
+    numbers, starts, ends = (np.array(column) for column in zip(*found, strict=True))
+    lows, highs = _windows(trace, busy, starts, ends)
+    columns = {
+        "step": numbers,
+        "start_ns": lows,
+        **busy.parts_of(lows, highs),
+        "annotated_ns": ends - starts,
+        "input_ns": within(busy.input, starts, ends),
+    }
+    return [
+        dict(zip(columns, row, strict=True)) for row in zip(*(each.tolist() for each in columns.values()), strict=True)
+    ]
 
 
-def _windows(trace: RankTrace, busy: Busy, found: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    launched = trace.gpu.where(trace.gpu.launch_ns >= 0) if len(trace.gpu) else None
-    if not launched or not len(launched):
-        return [(start, end) for _, start, end in found]
-    begins = []
-    for _, start, end in found:
-        mine = (launched.launch_ns >= start) & (launched.launch_ns < end)
-        first = int(launched.start_ns[mine].min()) if mine.any() else start
-        begins.append(max([first, *begins[-1:]]))
-    ends = begins[1:] + [max(busy.end, begins[-1])] if begins else []
-    return [(low, max(low, high)) for low, high in zip(begins, ends, strict=True)]
+def _windows(trace: RankTrace, busy: Busy, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    gpu = trace.gpu
+    launched = np.flatnonzero(gpu.launch_ns >= 0)
+    if not len(launched):
+        return starts, ends
+    launched = launched[np.argsort(gpu.launch_ns[launched], kind="stable")]
+    begins = np.r_[gpu.start_ns[launched], np.iinfo(np.int64).max]
+    low, high = (np.searchsorted(gpu.launch_ns[launched], times) for times in (starts, ends))
+    first = np.minimum.reduceat(begins, np.stack([low, high], axis=1).ravel())[::2]  # of each step's launches
+    first = np.maximum.accumulate(np.where(high > low, first, starts))
+    return first, np.maximum(np.r_[first[1:], busy.end], first)
 
 
 def step_of(trace: RankTrace, steps: list[dict[str, int]], operations: pd.DataFrame) -> list[int | None]:
