@@ -16,14 +16,14 @@ FAULTS = {
     "mismatched_shapes": ("all_reduce", "all_gather"),
     "one_rank_only": ("barrier", "broadcast"),
 }
-FIRST_STEP, SPARE_STEPS = 2, 6  # DDP finds its buckets in steps 0 and 1; a slow rank must be late again and again
+FIRST_STEP, SPARE_STEPS = 2, 10  # DDP finds its buckets in steps 0 and 1; a slow rank must be late again and again
 
 
 @dataclass(frozen=True)
 class Plan:
     """One run: what goes wrong where, and how long ranks wait for each other.
 
-    fault: a name in FAULTS, or None for a healthy run. rank: from 0; step: from 2 to steps - 6, counted from 0.
+    fault: a name in FAULTS, or None for a healthy run. rank: from 0; step: from 2 to steps - 10, counted from 0.
     operation: the collective that the fault concerns; None takes the fault's first. ranks, steps: size of the job.
     limit_s: timeout of the process group, in seconds. delay_s: what a slow rank loses in each step, in seconds.
     ValueError for anything else.
@@ -34,9 +34,9 @@ class Plan:
     step: int = FIRST_STEP
     operation: str | None = None
     ranks: int = 4
-    steps: int = 12
+    steps: int = 16
     limit_s: float = 5.0
-    delay_s: float = 0.5
+    delay_s: float = 0.4
 
     def __post_init__(self) -> None:
         if self.fault is not None and self.fault not in FAULTS:
@@ -57,7 +57,7 @@ class Plan:
             raise ValueError("limit_s and delay_s are seconds, more than 0")
 
 
-def draw(seed: int, ranks: int = 4, steps: int = 12) -> Plan:
+def draw(seed: int, ranks: int = 4, steps: int = 16) -> Plan:
     """A plan with fault, operation, rank and step drawn at random; the same for the same seed."""
     dice = random.Random(seed)
     fault = dice.choice(list(FAULTS))

@@ -121,10 +121,15 @@ def waits_in(group: Group) -> Call | None:
 
 
 def names(ranks: tuple[int, ...] | list[int]) -> str:
-    ranks = sorted(ranks)
-    if len(ranks) > 8 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    """ "rank 3", "ranks 0, 1, 3", and "ranks 0 to 6, 8 to 31" where there are many."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [[f"{run[0]} to {run[-1]}"] if len(run) > 4 else map(str, run) for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(text for part in parts for text in part)
 
 
 def _at(call: Call) -> str:

@@ -16,7 +16,7 @@ from ddplab.remains.calls import Call, Group
 LEAST_S = 0.05  # shorter waits are the scheduler's, not a fault
 _SHARE = 0.2  # of the recorded time that the others must have lost
 _OWN = 0.75  # of all waiting that must be this rank's
-_CHANCE = 3e-4  # so seldom may it come last so often if all ranks were alike
+_CHANCE = 1e-3  # so seldom may it come last so often if all ranks were alike
 _ONCE_S = 10.0  # a single wait of this length needs no second one
 
 
