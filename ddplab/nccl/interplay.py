@@ -27,6 +27,13 @@ TRANSPORTS = {
 _CHOOSE = {f"NCCL_{what}_{how}" for what in ("P2P", "SHM", "IB") for how in ("DISABLE", "LEVEL")} | {
     "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_NET", "NCCL_NET_PLUGIN"
 }  # fmt: skip
+# Switches that close a fast path, each with the value that closes it and what is lost.
+_CLOSED = {
+    "NCCL_P2P_DISABLE": (1, "closes NVLink and PCIe between the GPUs of a host: their data goes through host memory"),
+    "NCCL_SHM_DISABLE": (1, "closes shared memory: GPUs of a host that cannot reach each other go over the network"),
+    "NCCL_NVLS_ENABLE": (0, "closes NVLink SHARP: on Hopper and later the switches no longer add"),
+    "NCCL_CUMEM_ENABLE": (0, "closes NVLink SHARP, symmetric windows and NVLink across hosts: all need cuMem"),
+}
 # Algorithms that a function has; PAT is for all-gather and reduce-scatter alone (tuning.cc, ncclTopoTuneModel).
 _HAS = {
     "Broadcast": {"Ring"},
@@ -65,7 +72,7 @@ def interplay(environ: Mapping[str, str], carriers: set[str] | None = None) -> I
 
     carriers: the transports in use, or None where they are not known.
     """
-    for rule in (_algorithms, _protocols, _disabled, _pairs, _logging):
+    for rule in (_algorithms, _protocols, _switched_off, _disabled, _pairs, _logging):
         yield from rule(environ)
     if carriers is None or "socket" in carriers:
         yield from _sockets(environ)
@@ -73,6 +80,13 @@ def interplay(environ: Mapping[str, str], carriers: set[str] | None = None) -> I
         yield from _socket_only(environ)
     else:
         yield from _not_in_force(environ, carriers)
+
+
+def _switched_off(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What a fault search leaves behind: fast paths that somebody closed, and nobody opened again."""
+    for name, (closed, problem) in _CLOSED.items():
+        if number(environ.get(name, "")) == closed:
+            yield Finding(name, environ[name], problem, "unset it once the fault that asked for it is mended", "hurts")
 
 
 def _lists(environ: Mapping[str, str], name: str) -> dict[str, set[str]] | None:
