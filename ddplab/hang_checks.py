@@ -61,9 +61,7 @@ def check_verdict(answer: Mapping[str, object], truth: Plan) -> None:
     if answer["kind"] != truth.fault:
         raise CheckError(f"the rank is right, but the evidence speaks against {answer['kind']}. {_HINTS[truth.fault]}")
     if answer["operation"] != truth.operation:
-        raise CheckError(
-            f"rank and kind are right, but it was not about {answer['operation']!r}."
-        )
+        raise CheckError(f"rank and kind are right, but it was not about {answer['operation']!r}.")
     print(f"Right: {truth.fault}, rank {truth.rank}, {truth.operation}.")
 
 
