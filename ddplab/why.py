@@ -22,6 +22,7 @@ from ddplab.remains.files import Remains, read_remains
 from ddplab.remains.fixes import FIXES, TITLES
 from ddplab.remains.late import latecomer
 from ddplab.remains.logs import RankLog
+from ddplab.remains.traces import straggler
 
 __all__ = ["Diagnosis", "why"]
 
@@ -73,8 +74,9 @@ class Diagnosis:
 def why(folder: str | Path) -> Diagnosis:
     """Read what a job left in `folder` and name the fault.
 
-    Flight recorder dumps, logs, stacks and crash reports of any ranks, in any layout; other files are left alone.
-    Never raises for a file's content. FileNotFoundError or NotADirectoryError where there is no such folder.
+    Flight recorder dumps, logs, stacks, crash reports and profiler traces of any ranks, in any layout; other files are
+    left alone. Never raises for a file's content. FileNotFoundError or NotADirectoryError where there is no such
+    folder.
     """
     remains = read_remains(Path(folder))
     groups = groups_of(remains.recorders, remains.logs)
@@ -120,7 +122,7 @@ def _find(groups: list[Group], remains: Remains) -> tuple[Finding | None, Group 
             line += f"{share:.0%} of the {late.span_s:.2f} s on record"
             first = f"most of it at {late.call}" + (f" in {late.call.place}" if late.call.place else "")
             return Finding("slow_rank", (late.rank,), late.call, (line, first)), group
-    return None, None
+    return straggler(remains.traces, remains.lost) if remains.traces else None, None
 
 
 def _named_by_ddp(group: Group, logs: Mapping[int, RankLog]) -> Finding | None:
@@ -242,8 +244,8 @@ def _place(log: RankLog) -> str | None:
 
 
 def _nothing(groups: list[Group], remains: Remains) -> tuple[str, ...]:
-    if not groups and not remains.logs:
-        return ("the folder holds no flight recorder, log or stack that could be read: nothing can be told",)
+    if not groups and not remains.logs and not remains.traces:
+        return ("the folder holds no flight recorder, log, stack or trace that could be read: nothing can be told",)
     lines = []
     if groups:
         ranks = sorted({rank for group in groups for rank in group.calls})
@@ -254,4 +256,7 @@ def _nothing(groups: list[Group], remains: Remains) -> tuple[str, ...]:
         failed = {rank: log.error for rank, log in remains.logs.items() if log.error}
         if failed:
             lines[-1:] = [f"rank {rank}: {error}, and nothing says why" for rank, error in sorted(failed.items())]
+    if remains.traces:
+        number = f"{len(remains.traces)} traces" if len(remains.traces) > 1 else "1 trace"
+        lines.append(f"{number}: no rank for which others waited long; `ddplab trace` says where the time went")
     return tuple(lines)

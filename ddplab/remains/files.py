@@ -14,6 +14,7 @@ from pathlib import Path
 from ddplab.flight import is_dump
 from ddplab.remains.dumps import Recorder, read_recorders
 from ddplab.remains.logs import RankLog, read_log
+from ddplab.remains.traces import is_trace
 
 _RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _TEXT_LIMIT = 8 * 2**20  # of each log; of a longer one the start and the end
@@ -22,13 +23,14 @@ _MOST_FILES = 20_000
 
 @dataclass
 class Remains:
-    """recorders and logs, by rank. lost: what could not be read, a sentence each.
+    """recorders and logs, by rank. traces: files of the profiler, not yet read.
 
-    files: how many files said something.
+    lost: what could not be read, a sentence each. files: how many files said something.
     """
 
     recorders: dict[int, Recorder] = field(default_factory=dict)
     logs: dict[int, RankLog] = field(default_factory=dict)
+    traces: list[Path] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     files: int = 0
 
@@ -43,6 +45,9 @@ def read_remains(folder: Path) -> Remains:
     for path in _walk(folder, remains.lost):
         if is_dump(path):
             dumps.append(path)
+            continue
+        if is_trace(path):
+            remains.traces.append(path)
             continue
         try:
             text = _text(path)
@@ -59,7 +64,7 @@ def read_remains(folder: Path) -> Remains:
         read_log(text, _rank_of(path), remains.logs)
         remains.files += sum(log.seen for log in remains.logs.values()) > before
     remains.recorders = read_recorders(dumps, remains.lost)
-    remains.files += len(remains.recorders)
+    remains.files += len(remains.recorders) + len(remains.traces)
     return remains
 
 

@@ -1,0 +1,94 @@
+"""Profiler traces among the remains: in a job that only crawls, they show who came last, and what for.
+
+A trace is recognised by its content, as every file is. It says nothing of a hang: the profiler writes when its window
+closes, and in a job that hangs it never does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from math import comb
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplab.remains.diverge import Finding
+
+if TYPE_CHECKING:
+    from ddplab.trace import TraceReport
+
+_KINETO = re.compile(rb'"(traceEvents|schemaVersion|distributedInfo)"\s*:')
+_HEAD = 4096
+_SHARE = 0.2  # of the traced time that the others must have lost on average
+_OWN = 0.75  # of all waiting that must be for this rank
+_CHANCE = 1e-2  # so seldom may any rank come last so often if all were alike
+
+
+def is_trace(path: Path) -> bool:
+    """Does the file begin as the profiler's traces do? Packed ones too. False where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            return bool(_KINETO.search(file.read(_HEAD)))
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def straggler(paths: list[Path], lost: list[str]) -> Finding | None:
+    """The rank for which the others waited a good part of the traced time, or None. Unreadable files go to `lost`."""
+    from ddplab.trace import TraceError  # pandas, which a job without traces need not load
+
+    try:
+        report = _read(paths, lost)
+    except TraceError as error:  # two files that claim the same rank, say
+        lost.append(str(error))
+        return None
+    if report is None:
+        return None
+    lost += report.notes
+    table = report.stragglers
+    if table.empty or not table.caused_us.sum():
+        return None
+    worst = table.loc[table.caused_us.idxmax()]
+    ranks, span_us = len(table), float(report.breakdown.span_ns.max()) / 1e3
+    share = worst.caused_us / (ranks - 1) / span_us
+    often, times = int(worst.held_up), int(table.held_up.sum())
+    if share < _SHARE or worst.caused_us < _OWN * table.caused_us.sum() or _chance(often, times, ranks) > _CHANCE:
+        return None
+    rank = int(worst["rank"])
+    held = report.holdups[report.holdups.last_rank == worst["rank"]]
+    most = held.loc[held.waited_us.idxmax()]
+    step = "" if most.step is None or most.step != most.step else f" in step {int(most.step)}"
+    lines = (
+        f"traces of {ranks} ranks: rank {rank} was the last to come to {often} of {times} collectives, and the others "
+        f"lost {share:.0%} of the {span_us / 1e3:.1f} ms by it",
+        f"most of it at {most.collective}{step}",
+    )
+    if isinstance(worst.cause, str) and worst.cause:
+        lines += (f"what made it late: {worst.cause}; `ddplab trace` shows the whole report",)
+    return Finding("slow_rank", (rank,), None, lines)
+
+
+def _read(paths: list[Path], lost: list[str]) -> TraceReport | None:
+    """The report of all traces that can be read; None if there are fewer than two."""
+    from ddplab.trace import TraceError, analyze_trace
+
+    try:
+        return analyze_trace(paths) if len(paths) > 1 else None
+    except TraceError:
+        readable = []
+    for path in paths:
+        try:
+            analyze_trace([path])
+            readable.append(path)
+        except TraceError as error:
+            lost.append(str(error))
+    return analyze_trace(readable) if len(readable) > 1 else None
+
+
+def _chance(often: int, times: int, ranks: int) -> float:
+    """At most so probable: of `ranks` that are alike, any comes last `often` or more of `times` times."""
+    one = sum(comb(times, k) * (1 / ranks) ** k * (1 - 1 / ranks) ** (times - k) for k in range(often, times + 1))
+    return ranks * one
