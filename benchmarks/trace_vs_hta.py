@@ -4,10 +4,11 @@
     python benchmarks/trace_vs_hta.py /some/where/bin/python [--record]
 
 Each run is a process of its own. Seconds and processor seconds (with children) count from the call to the printed
-tables, both sides without their imports; memory is the peak of what is resident in the process and its children,
-sampled, imports and all. The large traces are `labs/data/traces/ddp_2xA100_rank0`, repeated in time with new
-correlation ids and step numbers until they have the wanted size. Both report breakdown and overlap; ours also
-collectives, steps and stragglers. HTA's multiprocessing stays as it is by default.
+tables, both sides without their imports. Memory is the peak of what is resident, imports and all: of the process as the
+kernel counted it, or with its children, where it has any, sampled. The large traces are
+`labs/data/traces/ddp_2xA100_rank0`, repeated in time with new correlation ids and step numbers until they have the
+wanted size. Both report breakdown and overlap; ours also collectives, steps and stragglers. HTA's multiprocessing stays
+as it is by default.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -97,13 +99,18 @@ def measure(python: str, code: str, folder: Path) -> tuple[float, float, float, 
     command = [python, "-c", code, str(folder)]
     with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL) as run:
         process = psutil.Process(run.pid)
-        while run.poll() is None:
+        while True:
+            ended, status, used = os.wait4(run.pid, os.WNOHANG)
+            if ended:
+                run.returncode = os.waitstatus_to_exitcode(status)
+                break
             try:
                 family = [process, *process.children(recursive=True)]
                 peak = max(peak, sum(one.memory_info().rss for one in family))
             except psutil.NoSuchProcess:
                 pass
             time.sleep(0.02)
+        peak = max(peak, used.ru_maxrss * 1024)  # of the process alone, and exact
         out.seek(0)
         text = out.read()
     if run.returncode:

@@ -33,6 +33,7 @@ class Busy:
     compute: Intervals
     comm: Intervals
     memory: Intervals
+    all: Intervals  # any of these three
     input: Intervals
     begin: int
     end: int
@@ -41,10 +42,6 @@ class Busy:
     def hidden(self) -> Intervals:
         """Communication while compute ran."""
         return intersect(self.comm, self.compute)
-
-    @cached_property
-    def all(self) -> Intervals:
-        return join(self.compute, self.comm, self.memory)
 
     def parts(self) -> dict[str, int]:
         """The five parts of all there is: they sum to `span_ns` exactly."""
@@ -69,13 +66,17 @@ def busy(trace: RankTrace) -> Busy:
         sets = [_of(trace.gpu, trace.gpu.kind == kind) for kind in (COMPUTE, COMM, MEMORY)]
         if not len(sets[1][0]):
             sets[1] = _of(marks, gloo(trace))
+            every = join(*sets)
+        else:
+            every = _of(trace.gpu, slice(None))  # the same, without copies of a long trace
     else:
         enqueue = trace.ids("c10d::")
         rows = trace.cpu.where((trace.cpu.thread == main_thread(trace)) & ~np.isin(trace.cpu.name, enqueue))
         sets = [subtract(_of(rows, slice(None)), input), _of(marks, gloo(trace)), EMPTY]
+        every = join(*sets)
     ends = [(int(s[0]), int(e[-1])) for s, e in sets if len(s)]
     begin, end = (min(b for b, _ in ends), max(e for _, e in ends)) if ends else (0, 0)
-    return Busy(*sets, input, begin, end)
+    return Busy(*sets, every, input, begin, end)
 
 
 def gloo(trace: RankTrace) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,33 +58,33 @@ class Table:
 
 
 class Growing:
-    """Collects blocks of rows of one table; `table()` joins and sorts them, column by column to hold little twice."""
+    """A table that grows in place: realloc moves pages, so that no column is ever there twice while it grows."""
 
     def __init__(self, name: str):
-        self.blocks: dict[str, list[np.ndarray]] = {column: [] for column in _LAYOUT[name]}
-        self.dtypes = _LAYOUT[name]
+        self.columns = {column: np.empty(0, dtype) for column, dtype in _LAYOUT[name].items()}
+        self.rows = 0
 
     def add(self, **columns: np.ndarray) -> None:
-        for name, blocks in self.blocks.items():
-            blocks.append(np.asarray(columns[name], dtype=self.dtypes[name]))
+        """More rows: a value for each column of the layout; further columns are ignored."""
+        end = self.rows + len(columns["start_ns"])
+        for name, column in self.columns.items():
+            if len(column) < end:
+                column.resize(max(end, len(column) * 33 // 32), refcheck=False)
+            column[self.rows : end] = columns[name]
+        self.rows = end
 
     def table(self, base_ns: int = 0) -> Table:
-        """All rows in time order; `base_ns` is added to the times."""
-        starts = self._joined("start_ns") + base_ns
-        sorted_already = bool(np.all(starts[1:] >= starts[:-1]))
-        order = None if sorted_already else np.argsort(starts, kind="stable")
-        out = {"start_ns": starts if sorted_already else starts[order]}
-        for name in self.dtypes:
-            if name != "start_ns":
-                column = self._joined(name)
-                if name == "end_ns":
-                    column += base_ns
-                out[name] = column if sorted_already else column[order]
-        return Table({name: out[name] for name in self.dtypes})
-
-    def _joined(self, name: str) -> np.ndarray:
-        blocks = self.blocks.pop(name)
-        return np.concatenate(blocks) if blocks else np.zeros(0, self.dtypes[name])
+        """All rows in time order; `base_ns` is added to the times. The table takes over what was collected."""
+        for name, column in self.columns.items():
+            column.resize(self.rows, refcheck=False)
+            if name.endswith("_ns"):
+                column += base_ns
+        starts = self.columns["start_ns"]
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable").astype(np.int32)
+            for name in self.columns:
+                self.columns[name] = self.columns[name][order]
+        return Table(self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,18 @@ class RankTrace:
     backend: str | None
     info: dict[str, Any]
     gpu: Table
-    cpu: Table
     marks: Table
+    operators: Growing  # what `cpu` is made of
+    base_ns: int
     names: list[str]
     threads: list[tuple[str, str]]
     messages: list[Message]
     notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def cpu(self) -> Table:
+        """The operators. A GPU's report does without them, and they are most of a trace: sorted on first use."""
+        return self.operators.table(self.base_ns)
 
     @property
     def device(self) -> str:

@@ -91,12 +91,12 @@ class Gather:
             if lists and len(lists["ts"]) > _LONG:
                 self._flush(name)
 
-    def tables(self, base_ns: int = 0) -> dict[str, Any]:
-        """The tables of `ddplab.trace`, and `launches`; `base_ns` is added to all times."""
+    def tables(self) -> dict[str, Growing]:
+        """What was collected for the tables of `ddplab.trace`, and for `launches`."""
         for name, lists in self._lists.items():
             if lists:
                 self._flush(name)
-        return {name: growing.table(base_ns) for name, growing in self._tables.items()}
+        return self._tables
 
     def _kernels(self, rows: list[Event], ids: list[int]) -> None:
         comm, waits = self.names.comm, self.names.waits

@@ -14,13 +14,16 @@ EMPTY: Intervals = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 def union(starts: np.ndarray, ends: np.ndarray) -> Intervals:
     """The time that any of the intervals covers; they may overlap, touch, stand in any order or be empty."""
     real = ends > starts
-    starts, ends = starts[real], ends[real]
+    if not real.all():
+        starts, ends = starts[real], ends[real]
     if not len(starts):
         return EMPTY
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    first = np.flatnonzero(np.r_[True, starts[1:] > ends[:-1]])
-    return starts[first], ends[np.r_[first[1:] - 1, len(ends) - 1]]
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    ends = np.maximum.accumulate(ends)
+    first = np.flatnonzero(starts[1:] > ends[:-1]) + 1
+    return starts[np.r_[0, first]], ends[np.r_[first - 1, len(ends) - 1]]
 
 
 def join(*sets: Intervals) -> Intervals:

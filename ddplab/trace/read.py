@@ -27,16 +27,17 @@ def read_trace(path: str | Path, *, comm: str | re.Pattern | None = None, partia
     TraceError: no trace, damaged text, or no events at all; it names the file, the line and the column.
     """
     comm = _pattern(comm)
-    rows, blocks, tables = _gathered(path, comm, partial)
+    rows, blocks, collected = _gathered(path, comm, partial)
     if rows.coarse:  # microseconds since 1970 with decimals, as Kineto wrote them before baseTimeNanoseconds
-        rows, blocks, tables = _gathered(path, comm, partial, exact=True)
-    gpu, cpu, marks = (tables[name] for name in ("gpu", "cpu", "marks"))
-    _join_launches(gpu, tables.pop("launches"))
+        rows, blocks, collected = _gathered(path, comm, partial, exact=True)
+    base = natural(blocks.head.base_ns) or 0
+    gpu, marks = collected["gpu"].table(base), collected["marks"].table(base)
+    _join_launches(gpu, collected.pop("launches").table(base))
     notes = list(blocks.notes)
     if rows.skipped:
         events = "1 event" if rows.skipped == 1 else f"{rows.skipped} events"
         notes.append(f"skipped {events}: the time or duration is missing, negative or no finite number")
-    if not (len(gpu) or len(cpu) or len(marks)):
+    if not (len(gpu) or len(marks) or collected["cpu"].rows):
         raise TraceError(path, "; ".join(["no events: did the profiler's schedule reach an active step?", *notes]))
     info = blocks.head.distributed if isinstance(blocks.head.distributed, dict) else {}
     if not info:
@@ -48,8 +49,9 @@ def read_trace(path: str | Path, *, comm: str | re.Pattern | None = None, partia
         backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
         info=info,
         gpu=gpu,
-        cpu=cpu,
         marks=marks,
+        operators=collected["cpu"],
+        base_ns=base,
         names=list(rows.names),
         threads=[(str(pid), str(tid)) for pid, tid in rows.threads],
         messages=list(rows.messages),
@@ -64,7 +66,7 @@ def _gathered(path: str | Path, comm: re.Pattern | None, partial: bool, exact: b
     with _no_collection():
         for events in blocks:
             rows.add(events)
-    return rows, blocks, rows.tables(natural(blocks.head.base_ns) or 0)
+    return rows, blocks, rows.tables()
 
 
 def _pattern(comm: str | re.Pattern | None) -> re.Pattern | None:
@@ -76,13 +78,17 @@ def _pattern(comm: str | re.Pattern | None) -> re.Pattern | None:
 
 def _join_launches(gpu: Table, launches: Table) -> None:
     """Give each row of `gpu` the time and the thread of the runtime call with its correlation."""
-    order = np.argsort(launches.correlation, kind="stable")
-    known = launches.correlation[order]
-    at = np.minimum(np.searchsorted(known, gpu.correlation), max(len(known) - 1, 0))
-    found = (gpu.correlation >= 0) & (known[at] == gpu.correlation) if len(known) else np.zeros(len(gpu), bool)
+    known = launches.correlation
+    if (known[1:] < known[:-1]).any():
+        launches = launches.where(np.argsort(known, kind="stable"))
+        known = launches.correlation
+    at = np.searchsorted(known, gpu.correlation).astype(np.int32)
+    at[at == len(known)] = 0
+    found = gpu.correlation >= 0
+    found &= known[at] == gpu.correlation if len(known) else False
     for name, column in (("launch_ns", launches.start_ns), ("launch_thread", launches.thread)):
         gpu.columns[name] = np.full(len(gpu), -1, column.dtype)
-        gpu.columns[name][found] = column[order[at[found]]]
+        gpu.columns[name][found] = column[at[found]]
 
 
 @contextmanager
