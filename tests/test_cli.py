@@ -333,7 +333,8 @@ def test_bench_in_a_torchrun_job_prints_once_from_rank_0():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("# all_reduce: 2 ranks, gloo on cpu") == 1
-    assert len([line for line in done.stdout.splitlines() if " ring " in line and "float32" in line]) == 1
+    rows = [line for line in done.stdout.splitlines() if " ring " in line and "float32" in line]
+    assert len(rows) == 1, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -74,4 +74,5 @@ def test_one_sentence_for_what_cannot_be_done(capsys, argv, reason):
 
 def test_partial_reads_what_is_whole(capsys):
     code, out, _ = run(capsys, SAMPLES / "trace_truncated.json", "--partial")
+    out = " ".join(out.split())  # a long path breaks the lines elsewhere
     assert code == 0 and "50.00 %" in out and "left out 1 damaged place" in out
