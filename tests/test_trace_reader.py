@@ -328,7 +328,7 @@ def _mangled(rng: random.Random, text: bytes) -> bytes:
 
 
 def test_no_mangled_trace_shows_our_insides(tmp_path, monkeypatch):
-    """2,400 mangled files, each read strictly and partially: a report whose parts add up, or a TraceError."""
+    """2,000 mangled files, read strictly, and partially where that is refused: parts that add up, or a TraceError."""
     monkeypatch.setattr(blocks, "BLOCK", 512)
     rng = random.Random(1)
     sources = [path.read_bytes() for path in sorted(SAMPLES.glob("*.json"))]
@@ -358,7 +358,7 @@ def test_no_mangled_trace_shows_our_insides(tmp_path, monkeypatch):
         ).encode()
     )
     read = 0
-    for i in range(2400):
+    for i in range(2000):
         text = _mangled(rng, rng.choice(sources))
         if i % 10 == 0:
             text = gzip.compress(text, 1)
@@ -377,7 +377,8 @@ def test_no_mangled_trace_shows_our_insides(tmp_path, monkeypatch):
                 report = dl.analyze_trace(path, partial=partial)
                 json.loads(report.to_json())
                 str(report)
-    assert 1200 < read < 4700  # both outcomes are well met
+            break  # what can be read strictly is not partial
+    assert 800 < read < 1990  # both outcomes are well met
 
 
 @pytest.mark.parametrize(
