@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ddp_traces import MIB, Bucket, Step, gpu_trace, healthy, write
 
-from ddplab.trace.report import analyze_trace
+from ddplab.trace import analyze_trace
 
 
 def advice(tmp_path, steps, ranks=2, late=None):

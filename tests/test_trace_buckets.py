@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddplab as dl
+from ddplab.trace import analyze_trace
 from ddplab.trace.buckets import COLUMNS, buckets, timeline
 from ddplab.trace.read import read_trace
-from ddplab.trace.report import analyze_trace
 
 TIMES = ["ready_us", "start_us", "end_us", "wait_us", "exposed_us", "backward_us"]
 

@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from ddp_traces import MIB, Bucket, Step, gpu_trace, healthy, write
 
+from ddplab.trace import analyze_trace
 from ddplab.trace.page import page, write_page
 from ddplab.trace.picture import lanes
-from ddplab.trace.report import analyze_trace
 
 VOID = {"meta", "br"}
 

@@ -28,7 +28,8 @@ from typing import Any
 # a trace does not load what reads one
 _HOME = {
     **dict.fromkeys(("COMM", "COMPUTE", "MEMORY", "Message", "RankTrace", "Table"), "columns"),
-    **dict.fromkeys(("TraceReport", "analyze_trace"), "report"),
+    "TraceReport": "report",
+    "analyze_trace": "analyze",
     "TraceError": "errors",
     "read_trace": "read",
 }

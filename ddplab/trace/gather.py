@@ -6,6 +6,7 @@ once a list is long: its calls cost as much as a hundred list items.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -22,6 +23,14 @@ _COARSE_US = 2.0**43  # from here on neighbouring doubles are more than a nanose
 _NO_ARGS = Args()
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _kind(name: str) -> tuple[bool, bool, bool, bool]:
+    """Does a name wait, communicate, mark, launch? The traces of a job's ranks share their names."""
+    waits = name in kernels.SYNCHRONISATION
+    comm = not waits and bool(kernels.COMMUNICATION.match(name))
+    return waits, comm, bool(kernels.MARK.match(name)), bool(kernels.LAUNCH.search(name))
+
+
 class Names(dict):
     """Numbers names in the order of their first appearance, and says what kind of name each is."""
 
@@ -32,13 +41,14 @@ class Names(dict):
 
     def __missing__(self, name: str) -> int:
         self[name] = number = len(self)
-        if name in kernels.SYNCHRONISATION:
+        waits, comm, marks, launches = _kind(name)
+        if waits:
             self.waits.add(number)
-        elif kernels.COMMUNICATION.match(name) or (self._own is not None and self._own.search(name)):
+        elif comm or (self._own is not None and self._own.search(name)):
             self.comm.add(number)
-        if kernels.MARK.match(name):
+        if marks:
             self.marks.add(number)
-        if kernels.LAUNCH.search(name):
+        if launches:
             self.launches.add(number)
         return number
 
