@@ -328,9 +328,8 @@ def test_bench_measures_real_ranks_and_writes_the_same_rows_twice(tmp_path):
 def test_bench_in_a_torchrun_job_prints_once_from_rank_0():
     tool = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "ddplab"]
     line = "bench all_reduce --sizes 1K --algorithms ring --iters 2"
-    done = subprocess.run(
-        [*tool, *line.split()], capture_output=True, text=True, timeout=120, cwd=ROOT, env=dict(os.environ)
-    )
+    wide = os.environ | {"COLUMNS": "160"}  # a test worker has 80, where the table leaves the type out
+    done = subprocess.run([*tool, *line.split()], capture_output=True, text=True, timeout=120, cwd=ROOT, env=wide)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("# all_reduce: 2 ranks, gloo on cpu") == 1
     rows = [line for line in done.stdout.splitlines() if " ring " in line and "float32" in line]

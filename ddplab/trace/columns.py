@@ -61,7 +61,8 @@ class Growing:
     """A table that grows in place: realloc moves pages, so that no column is ever there twice while it grows."""
 
     def __init__(self, name: str):
-        self.columns = {column: np.empty(0, dtype) for column, dtype in _LAYOUT[name].items()}
+        self._layout = _LAYOUT[name]
+        self.columns = {column: np.empty(0, dtype) for column, dtype in self._layout.items()}
         self.rows = 0
 
     def add(self, **columns: np.ndarray) -> None:
@@ -73,8 +74,17 @@ class Growing:
             column[self.rows : end] = columns[name]
         self.rows = end
 
+    def narrow(self) -> None:
+        """Keep numbers of names and threads in half the room, where they fit, until `table` is asked for."""
+        for name, dtype in self._layout.items():
+            column = self.columns[name]
+            if dtype == "int32" and column[: self.rows].max(initial=0) < 1 << 15:
+                self.columns[name] = column[: self.rows].astype(np.int16)
+
     def table(self, base_ns: int = 0) -> Table:
         """All rows in time order; `base_ns` is added to the times. The table takes over what was collected."""
+        for name, dtype in self._layout.items():
+            self.columns[name] = self.columns[name].astype(dtype, copy=False)
         for name, column in self.columns.items():
             column.resize(self.rows, refcheck=False)
             if name.endswith("_ns"):

@@ -17,7 +17,7 @@ from ddplab.trace.columns import COMM, COMPUTE, MEMORY, Growing
 from ddplab.trace.events import Args, Event
 from ddplab.trace.messages import NONE, message_of
 
-_LONG = 1 << 13  # rows that wait as Python objects
+_LONG = 1 << 12  # rows that wait as Python objects
 _MOST_US = 2.0**62 / 1000  # beyond, nanoseconds leave int64: such a time is nonsense
 _COARSE_US = 2.0**43  # from here on neighbouring doubles are more than a nanosecond apart
 _NO_ARGS = Args()

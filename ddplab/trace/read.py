@@ -33,6 +33,7 @@ def read_trace(path: str | Path, *, comm: str | re.Pattern | None = None, partia
     base = natural(blocks.head.base_ns) or 0
     gpu, marks = collected["gpu"].table(base), collected["marks"].table(base)
     _join_launches(gpu, collected.pop("launches").table(base))
+    collected["cpu"].narrow()
     notes = list(blocks.notes)
     if rows.skipped:
         events = "1 event" if rows.skipped == 1 else f"{rows.skipped} events"
