@@ -5,9 +5,10 @@
 
 BatchNorm is in eval mode: then the mean over ranks is the gradient of the whole batch exactly. Ranks start from
 different seeds and read different images. Expected: parameters within 1e-10 in float64; in float32 the gradients of
-the first step within 1e-6, relative in norm; in bfloat16 the parameters after one step within one unit in the last
-place of torch's. Parameters that start at zero (the shifts of BatchNorm) are then nothing but the gradient, and where
-the ranks' gradients cancel, the order of additions decides its last digits: they are compared in norm.
+the first step within 1e-6, relative in norm; in bfloat16, at two ranks, the parameters after one step are torch's. From
+three ranks on, the order of additions decides the last digits of a bfloat16 sum, all digits where the gradients cancel,
+and so those of every parameter that is hardly larger than its step: units in the last place then count thousands for
+a few elements. Parameters that start at zero are nothing but the gradient, and are compared in norm.
 """
 
 from __future__ import annotations
