@@ -19,6 +19,8 @@ OTHERS = [
     dl.ring(9, first_chunk=3),
 ]
 RINGS = [(variant, ranks) for variant in VARIANTS for ranks in range(2, 9)]
+# a page that follows the reader's choice of dark or light, as the book's pages do
+SCHEME = "<style>:root { color-scheme: light dark }</style>"
 # makes a module of a figure's `source` inside the page
 IMPORT = "import(URL.createObjectURL(new Blob([source], {type: 'text/javascript'})))"
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Watch, serve
+from figure_pages import IMPORT, SCHEME
 
 import ddplab as dl
 from ddplab.figures.overlap import listed
 from ddplab.profile import Gradient, Profile
 from ddplab.timeline import Compression, assign, predict_step
 
-IMPORT = "import(URL.createObjectURL(new Blob([source], {type: 'text/javascript'})))"
 PROFILE = Profile.of([(400_000 * (1 + i % 4), 0.004) for i in range(24)], forward_s=0.05, optimizer_s=0.01)
 
 
@@ -34,24 +32,9 @@ def random_profile(draw: random.Random) -> Profile:
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """`show(figure, ..., **browser options)`: a watched page with only these figures on it."""
-    contexts = []
-    with serve(tmp_path) as address:
-
-        def make(*figures: Any, **options: Any) -> Watch:
-            head = '<!doctype html><html lang="en"><meta charset="utf-8">'
-            head += '<meta name="viewport" content="width=device-width">'
-            head += '<title>t</title><link rel="icon" href="data:,"><style>:root { color-scheme: light dark }</style>'
-            (tmp_path / "figure.html").write_text(head + "\n".join(f.html() for f in figures), "utf-8")
-            contexts.append(browser.new_context(**options))
-            watched = Watch(contexts[-1], address)
-            watched.open("figure.html")
-            return watched
-
-        yield make
-        for context in contexts:
-            context.close()
+def show(show: Any) -> Any:
+    """conftest's `show`, dark where the reader wants it dark."""
+    return functools.partial(show, head=SCHEME)
 
 
 def test_javascript_predicts_what_python_predicts(browser: Any) -> None:
