@@ -93,8 +93,7 @@ def test_workflows_need_jobs_that_exist_and_use_matrix_keys_that_exist(path):
 
 def test_no_big_file_and_no_notebook_output_in_git():
     for file in FILES:
-        most = 2 if "traces" in file.parts else 1  # a real trace of eight GPUs, as its project publishes it
-        assert file.stat().st_size <= most * 2**20, f"{file.name} is over {most} MiB"
+        assert file.stat().st_size <= 2**20, f"{file.name} is over 1 MiB"
     notebooks = [str(f) for f in FILES if f.suffix == ".ipynb"]
     if notebooks:
         command = [sys.executable, "-m", "nbstripout", "--verify", "--keep-id", *notebooks]
