@@ -86,10 +86,10 @@ def notebook():
         v4.new_code_cell("RANKS = 4", metadata={"tags": ["parameters"]}),
         v4.new_code_cell("RANKS = 2", metadata={"tags": ["injected-parameters", "hide-input"]}),
         v4.new_code_cell(
-            "def answer():\n    return 42",
+            "def answer():\n    return 'the secret'",
             metadata={"tags": ["solution", "hide-input"], "hint": "think.", "execution": {"t": "1"}},
             execution_count=3,
-            outputs=[v4.new_output("stream", text="42")],
+            outputs=[v4.new_output("stream", text="the secret")],
         ),
     ]
     return v4.new_notebook(cells=cells, metadata={"widgets": {}, "ddplab": {"key": "x"}})
@@ -100,7 +100,7 @@ def test_the_readers_version_has_no_trace_of_the_run():
     nb = exercise(notebook(), claims)
     text = nbformat.writes(nb)
     assert [c.cell_type for c in nb.cells] == ["markdown", "code", "code"]
-    assert "42" not in text and "solution" not in text and "widgets" not in text and '"key"' not in text
+    assert "the secret" not in text and "solution" not in text and "widgets" not in text and '"key"' not in text
     assert nb.cells[-1].source.endswith("raise NotImplementedError('answer: think.')")
     assert nb.cells[-1].metadata.tags == ["exercise"] and nb.cells[-1].execution_count is None
 
