@@ -1,0 +1,83 @@
+"""A process group of one's own and collectives that count their bytes.
+
+Counted is payload: what this rank sends to others. The kernel's count is a little higher, by TCP's headers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed after torch 2.9
+
+
+class Wire:
+    """Blocking collectives on a new group of the same ranks as `process_group` (default: all); all of them make it.
+
+    Its own group, because two users of one group mix their collectives in an order that differs between ranks: DDP
+    itself starts some during backward. On gloo, CUDA tensors go through host memory. On NCCL "blocking" means what it
+    means there: the current stream waits, not the caller.
+
+    Attributes:
+        bytes: payload bytes that this rank has sent so far.
+        rank, size: this rank's place in the group, and the number of ranks.
+        ranks: the global ranks of the group.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError("communication hooks need torch.distributed: use ddplab.launch or torchrun")
+        parent = process_group or dist.group.WORLD
+        self.rank, self.size, self.bytes = dist.get_rank(parent), dist.get_world_size(parent), 0
+        if self.rank < 0:
+            raise RuntimeError(f"rank {dist.get_rank()} is not in the process group given to the hook's state")
+        self.ranks = dist.get_process_group_ranks(parent)
+        backend = dist.get_backend_config(parent)
+        self._backends = dict(part.split(":") for part in backend.split(","))
+        if self.size > 1:
+            some = self.size < dist.get_world_size()
+            self.group = dist.new_group(self.ranks, backend=backend, use_local_synchronization=some)
+
+    def threaded(self, device: torch.device) -> bool:
+        """Whether collectives on `device` block their caller (gloo), so that a thread has to make them."""
+        if device.type not in self._backends:
+            raise TypeError(f"a bucket on {device.type}, but the group's backends serve {', '.join(self._backends)}")
+        return self._backends[device.type] != "nccl"
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, in place. Counted as a ring's: 2 (N - 1) / N of the tensor."""
+        self.bytes += 2 * (self.size - 1) * tensor.nbytes // self.size
+        if tensor.numel() == 0 or self.size == 1:
+            return tensor
+        staged = self._stage(tensor)
+        dist.all_reduce(staged, group=self.group)
+        return tensor if staged is tensor else tensor.copy_(staged)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank's `tensor`, of the same shape everywhere, stacked in rank order: shape (N, *shape)."""
+        self.bytes += (self.size - 1) * tensor.nbytes
+        staged = self._stage(tensor.contiguous())
+        rows = staged.new_empty((self.size, *staged.shape))
+        if tensor.numel() == 0 or self.size == 1:
+            return rows.copy_(staged).to(tensor.device)
+        _gather(rows.view(-1), staged.view(-1), group=self.group)
+        return rows.to(tensor.device)
+
+    def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """Row d of `rows`, shape (N, ...), goes to rank d; what comes back has row s from rank s."""
+        self.bytes += rows.nbytes * (self.size - 1) // self.size
+        staged = self._stage(rows.contiguous())
+        received = torch.empty_like(staged)
+        if rows.numel() == 0 or self.size == 1:
+            return received.copy_(staged).to(rows.device)
+        dist.all_to_all_single(received.view(-1), staged.view(-1), group=self.group)
+        return received.to(rows.device)
+
+    def close(self) -> None:
+        """Give the group's connections back. All ranks are through with it; nothing can be sent afterwards."""
+        if self.size > 1 and dist.is_initialized() and self.group is not None:
+            dist.destroy_process_group(self.group)
+            self.group = None
+
+    def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu() if tensor.is_cuda and self.threaded(tensor.device) else tensor
