@@ -71,38 +71,17 @@ def read_flight(paths: str | Path | Iterable[str | Path]) -> FlightRecords:
     import pandas as pd
 
     notes: list[str] = []
-    dumps: dict[int | None, tuple[Path, dict[str, Any]]] = {}
-    for path in _files(paths):
-        try:
-            dump = read_dump(path)
-        except FlightError as problem:
-            notes.append(str(problem))
-            continue
-        rank = _rank_of(path, dump)
-        if rank in dumps:
-            older, newer = sorted((dumps[rank], (path, dump)), key=lambda pair: _last_ns(pair[1]))
-            who = f"rank {rank}" if rank is not None else "an unknown rank (no number in the file's name)"
-            notes.append(f"{who} has two dumps; {newer[0].name} is the later one, {older[0].name} is left out")
-            dumps[rank] = newer
-        else:
-            dumps[rank] = path, dump
+    dumps = latest_dumps(_files(paths), notes)
     if not dumps:
         raise FlightError("; ".join(notes) or f"no flight recorder dump in {paths}")
     rows, groups, status, versions = [], [], [], {}
     for rank in sorted(dumps, key=lambda r: (r is None, r)):
         path, dump = dumps[rank]
         versions[rank] = text(dump.get("version")), text(dump.get("comm_lib_version", dump.get("nccl_version")))
-        known = _groups(dump)
+        known = groups_of(dump)
         groups += [{"rank": rank, "group": g, "desc": d, "ranks": r, "size": len(r)} for g, (d, r) in known.items()]
         status += [{"rank": rank, **one} for one in _status(dump)]
-        bad = 0
-        for entry in _list(dump.get("entries")):
-            try:
-                rows.append({"rank": rank, **row(entry, known)})
-            except (TypeError, ValueError, OverflowError):
-                bad += 1
-        if bad:
-            notes.append(f"{path.name}: {bad} entries make no sense and were left out")
+        rows += [{"rank": rank, **one} for one in entry_rows(path, dump, known, notes)]
         if not dump.get("entries"):
             notes.append(f"{path.name}: the recorder was empty")
     # Column by column: on the way through a frame of mixed columns, times since 1970 would be rounded to 256 ns.
@@ -114,6 +93,39 @@ def read_flight(paths: str | Path | Iterable[str | Path]) -> FlightRecords:
         versions,
         tuple(notes),
     )
+
+
+def latest_dumps(paths: Iterable[Path], notes: list[str]) -> dict[int | None, tuple[Path, dict[str, Any]]]:
+    """(file, dump) by rank, of two dumps of one rank the later. What is left out is said in `notes`."""
+    dumps: dict[int | None, tuple[Path, dict[str, Any]]] = {}
+    for path in paths:
+        try:
+            dump = read_dump(path)
+        except FlightError as problem:
+            notes.append(str(problem))
+            continue
+        rank = _rank_of(path, dump)
+        if rank in dumps:
+            older, newer = sorted((dumps[rank], (path, dump)), key=lambda pair: last_ns(pair[1]))
+            who = f"rank {rank}" if rank is not None else "an unknown rank (no number in the file's name)"
+            notes.append(f"{who} has two dumps; {newer[0].name} is the later one, {older[0].name} is left out")
+            dumps[rank] = newer
+        else:
+            dumps[rank] = path, dump
+    return dumps
+
+
+def entry_rows(path: Path, dump: dict[str, Any], groups: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
+    """The calls of one dump as rows of `_flightrows`, with pg_id; how many made no sense is said in `notes`."""
+    rows, bad = [], 0
+    for entry in _list(dump.get("entries")):
+        try:
+            rows.append({**row(entry, groups), "pg_id": whole(entry.get("pg_id"))})
+        except (TypeError, ValueError, OverflowError):
+            bad += 1
+    if bad:
+        notes.append(f"{path.name}: {bad} entries make no sense and were left out")
+    return rows
 
 
 def is_dump(path: str | Path) -> bool:
@@ -225,12 +237,12 @@ def _rank_of(path: Path, dump: dict[str, Any]) -> int | None:
     return int(found[-1][1] or found[-1][2]) if found else None
 
 
-def _last_ns(dump: dict[str, Any]) -> int:
+def last_ns(dump: dict[str, Any]) -> int:
     times = [e.get("time_created_ns") for e in _list(dump.get("entries")) if isinstance(e, dict)]
     return max((t for t in times if isinstance(t, int)), default=-1)
 
 
-def _groups(dump: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def groups_of(dump: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(desc, global ranks) of the process groups that this rank knows, by name; torch writes the ranks as "[0, 1]"."""
     known = {}
     config = dump.get("pg_config")
