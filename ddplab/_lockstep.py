@@ -1,0 +1,146 @@
+"""Before ranks communicate they meet: whatever is wrong on one of them becomes a sentence on all, not a hang.
+
+One small all-gather of integers. Each rank says which step it is in, which tensors it has, whether they are finite, and
+check sums of its options and its values. What the ranks then do follows from the same table everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ddplab._exchange import gather_ints
+
+_WORD = 62  # bits of an int64 that carry flags
+_FINE, _NOT_FINITE, _SPARSE = range(3)
+_FINISHED = -1
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a meeting found out; the same on every rank."""
+
+    used: list[bool]  # for each tensor: does any rank have it?
+    alike: bool  # do several ranks hold the same values, and not only zeros?
+
+
+class Lockstep:
+    """The meetings of one model's ranks. `names` say what a tensor is called in a message; `wire_bytes` is the cost."""
+
+    def __init__(self, names: Sequence[str], group: dist.ProcessGroup):
+        self.names, self.group, self.wire_bytes = list(names), group, 0
+        self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def meet(self, step: int, tensors: Sequence[torch.Tensor | None], what: str, options: object = ()) -> Meeting:
+        """Every rank calls this in step `step` with its `tensors` (None where it has none), one for each name.
+
+        Raises on every rank: RuntimeError for ranks in different steps, TypeError for a sparse tensor, ValueError for
+        NaN or infinity and for options that differ; the text names rank, step and parameter.
+        """
+        sums = _sums(tensors)
+        state, where, count = self._state(tensors, sums)
+        digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums)) if any(sums) else -1
+        flags = [sum((t is not None) << i for i, t in enumerate(tensors[k : k + _WORD])) for k in self._words()]
+        table = self._gather([step, zlib.crc32(repr(options).encode()), digest, state, where, count, *flags])
+        self._same_step([row[0] for row in table])
+        self._same_options([row[1] for row in table], options)
+        for rank, (_, _, _, state, where, count, *_) in enumerate(table):
+            if state == _SPARSE:
+                raise TypeError(
+                    f"sparse gradients not supported: {self.names[where]} on rank {rank}; build it with sparse=False"
+                )
+            if state == _NOT_FINITE:
+                raise ValueError(
+                    f"rank {rank}, step {step}: the {what} of {self.names[where]} holds NaN or infinity in {count} "
+                    "elements; nothing was averaged"
+                )
+        words = [[row[6 + k] for row in table] for k in range(len(flags))]
+        used = [any(word >> (i % _WORD) & 1 for word in words[i // _WORD]) for i in range(len(tensors))]
+        digests = {row[2] for row in table}
+        return Meeting(used, alike=self._ranks > 1 and len(digests) == 1 and digests != {-1})
+
+    def finish(self, step: int) -> None:
+        """This rank has taken its last step, number `step`. RuntimeError on every rank if another goes on."""
+        table = self._gather([_FINISHED, step] + [0] * (4 + len(self._words())))
+        self._same_step([row[0] for row in table])
+        last = [row[1] for row in table]
+        if len(set(last)) > 1:
+            raise RuntimeError(f"the ranks took different numbers of steps: {_by_rank(last)}")
+
+    def _words(self) -> range:
+        return range(0, len(self.names), _WORD)
+
+    def _gather(self, row: list[int]) -> list[list[int]]:
+        self.wire_bytes += 8 * len(row) * (self._ranks - 1)
+        return gather_ints(row, self.group)
+
+    def _state(self, tensors: Sequence[torch.Tensor | None], sums: Sequence[float]) -> tuple[int, int, int]:
+        """What is wrong here: a code, the first tensor it holds for, and how many of its elements."""
+        for i, t in enumerate(tensors):
+            if t is not None and t.layout != torch.strided:
+                return _SPARSE, i, 0
+        for i, (t, s) in enumerate(zip(tensors, sums, strict=True)):
+            if not math.isfinite(s) and (bad := int((~t.isfinite()).sum())):  # a sum may overflow by itself
+                return _NOT_FINITE, i, bad
+        return _FINE, 0, 0
+
+    def _same_step(self, steps: list[int]) -> None:
+        if len(set(steps)) == 1:
+            return
+        where = ["has finished" if s == _FINISHED else f"is in step {s}" for s in steps]
+        said = ", ".join(f"rank {r} {text}" for r, text in enumerate(where))
+        raise RuntimeError(f"the ranks are out of step: {said}. Every rank must take the same number of steps")
+
+    def _same_options(self, checksums: list[int], options: object) -> None:
+        if len(set(checksums)) == 1:
+            return
+        every: list = [None] * self._ranks
+        dist.all_gather_object(every, repr(options), group=self.group)
+        other = next(r for r, text in enumerate(every) if text != every[0])
+        raise ValueError(f"the ranks' options differ: rank 0 has {every[0]}, rank {other} has {every[other]}")
+
+
+def _sums(tensors: Sequence[torch.Tensor | None]) -> list[float]:
+    """The sum of each tensor, 0.0 where there is none. NaN or infinity in a tensor shows in its sum."""
+    dense = [t for t in tensors if t is not None and t.layout == torch.strided]
+    if not dense:
+        return [0.0] * len(tensors)
+    wide = [_real(t).sum(dtype=torch.promote_types(_real(t).dtype, torch.float32)).double() for t in dense]
+    found = iter(torch.stack(wide).tolist())
+    return [next(found) if t is not None and t.layout == torch.strided else 0.0 for t in tensors]
+
+
+@torch.no_grad()
+def mean_(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> int:
+    """Overwrite the tensors with their means over the group: one all-reduce for each dtype and device.
+
+    Divides before the sum, as DistributedDataParallel does: a sum may overflow, a mean does not. The result is the
+    same to the bit on all ranks. Returns the payload bytes that this rank puts on the wire if the backend runs a ring.
+    """
+    n, sent = dist.get_world_size(group), 0
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for t in tensors:
+        if t.numel():
+            kinds.setdefault((t.dtype, t.device), []).append(_real(t))
+    for same in kinds.values():
+        flat = torch.cat([t.reshape(-1) for t in same]).div_(n)
+        dist.all_reduce(flat, group=group)
+        for t, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
+            t.copy_(piece.view(t.shape))
+        sent += 2 * (n - 1) * flat.numel() * flat.element_size() // n
+    return sent
+
+
+def _real(t: torch.Tensor) -> torch.Tensor:
+    """The tensor's own memory as real numbers, outside autograd."""
+    return torch.view_as_real(t.detach()) if t.is_complex() else t.detach()
+
+
+def _by_rank(values: Sequence[int]) -> str:
+    return ", ".join(f"rank {r}: {v}" for r, v in enumerate(values))
