@@ -39,7 +39,9 @@ _HOME = {
         "crossover": "Compressor Crossover crossover",
         "stepcounts": "StepCounts",
         "hooks.base": "HookState NonFiniteGradient comm_hook",
+        "hooks.hierarchical": "Hierarchical hierarchical_hook",
         "hooks.cast": "Fp16 Bf16 fp16 bf16 fp16_hook bf16_hook",
+        "local_sgd": "PostLocalSGD DiLoCo",
         "figures": "Figure LinkFigure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure "
         "TuningFigure CompressionFigure CrossoverFigure",
         "compare": "compare",

@@ -42,7 +42,7 @@ __all__ = ["RankError", "launch", "resolve_backend"]
 _MOST_RANKS = 256
 _STOP_S = 5.0
 # A call that names one of these imports torch._dynamo, for seconds: once in the fork server rather than in every rank.
-_TRAINS = re.compile(rb"DistributedDataParallel|\boptim\b|ddplab\.(_schemes|compare|ddp_checks|measured)\b")
+_TRAINS = re.compile(rb"DistributedDataParallel|OneBitAdam|\boptim\b|ddplab\.(_schemes|compare|ddp_checks|measured)\b")
 
 
 def launch(
