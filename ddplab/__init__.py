@@ -41,6 +41,9 @@ _HOME = {
         "hooks.base": "HookState NonFiniteGradient comm_hook",
         "hooks.hierarchical": "Hierarchical hierarchical_hook",
         "hooks.cast": "Fp16 Bf16 fp16 bf16 fp16_hook bf16_hook",
+        "hooks.sparse": "TopK RandomK topk randomk topk_hook randomk_hook",
+        "hooks.powersgd": "PowerSGD powersgd powersgd_hook",
+        "rounding": "rounding_error rounded_sum",
         "local_sgd": "PostLocalSGD DiLoCo",
         "figures": "Figure LinkFigure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure "
         "TuningFigure CompressionFigure CrossoverFigure",
