@@ -2,6 +2,8 @@
 
 from ddplab.figures.base import Figure
 from ddplab.figures.buckets import BucketFigure
+from ddplab.figures.compression import CompressionFigure
+from ddplab.figures.crossover import CrossoverFigure
 from ddplab.figures.linkhealth import LinkFigure
 from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
@@ -12,6 +14,8 @@ from ddplab.figures.windows import WindowFigure
 __all__ = [
     "VARIANTS",
     "BucketFigure",
+    "CompressionFigure",
+    "CrossoverFigure",
     "Figure",
     "LinkFigure",
     "LinkLoads",
