@@ -92,16 +92,17 @@ def all_reduce(
     if schedule.ranks != n:
         raise ValueError(f"Schedule {schedule.name} is for {schedule.ranks} ranks, but this group has {n}.")
     op = _operation(op)
-    _require_reducible(tensor, op)
-    run = _transport(tensor.device, group)
+    require_reducible(tensor, op)
+    run = transport(tensor.device, group)
     if n == 1:
         return tensor
     if check:
-        _require_agreement(tensor, op, schedule, group, tensor.device if run is run_batched else "cpu")
+        along = f"schedule {schedule.name} {_digest(schedule)}"
+        require_same(tensor, op, along, group, tensor.device if run is run_batched else "cpu")
     if tensor.numel() == 0:
         return tensor
     with torch.no_grad():
-        flat = _flat(tensor, host=run is run_posted)
+        flat = flatten(tensor, host=run is run_posted)
         if op == "mean":
             flat.mul_(1.0 / n)
         segment = segment_elements(-(-flat.numel() // schedule.chunks), flat.element_size())
@@ -118,7 +119,7 @@ def _operation(op: str | dist.ReduceOp.RedOpType) -> str:
     return name
 
 
-def _require_reducible(tensor: torch.Tensor, op: str) -> None:
+def require_reducible(tensor: torch.Tensor, op: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"all_reduce takes a torch.Tensor, not {type(tensor).__name__}.")
     if tensor.layout != torch.strided or tensor.device.type == "meta":
@@ -134,7 +135,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _transport(device: torch.device, group: dist.ProcessGroup):
+def transport(device: torch.device, group: dist.ProcessGroup):
     """How the group moves tensors of this device: gloo through host memory, anything else as NCCL does."""
     backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
     if device.type not in backends:
@@ -145,7 +146,7 @@ def _transport(device: torch.device, group: dist.ProcessGroup):
     return run_posted if backends[device.type] == "gloo" else run_batched
 
 
-def _flat(tensor: torch.Tensor, host: bool) -> torch.Tensor:
+def flatten(tensor: torch.Tensor, host: bool) -> torch.Tensor:
     """The elements in logical order, one-dimensional: the caller's own memory where it can be, else a copy."""
     tensor = tensor.detach()
     if host and tensor.is_cuda:
@@ -161,11 +162,11 @@ def _digest(schedule: Schedule) -> str:
     return state.hexdigest()
 
 
-def _require_agreement(
-    tensor: torch.Tensor, op: str, schedule: Schedule, group: dist.ProcessGroup, device: torch.device | str
+def require_same(
+    tensor: torch.Tensor, op: str, along: str, group: dist.ProcessGroup, device: torch.device | str
 ) -> None:
     """Every rank tells the others what it is about to reduce, in a message on `device`; all raise where they differ."""
-    what = [f"{tuple(tensor.shape)} {_name(tensor.dtype)}", f"op {op}", f"schedule {schedule.name} {_digest(schedule)}"]
+    what = [f"{tuple(tensor.shape)} {_name(tensor.dtype)}", f"op {op}", along]
     text = "\n".join(what)
     text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest() + "\n" + text  # a long text is cut, its hash not
     record = torch.zeros(_RECORD_BYTES, dtype=torch.uint8)

@@ -63,7 +63,7 @@ def sweep(cases: int, batched: bool) -> list[str]:
     """Random (schedule, dtype, op, shape, segment size); the same cases on every rank. Returns what went wrong."""
     rank, n = dist.get_rank(), dist.get_world_size()
     if batched:
-        execute._transport = lambda device, group: _p2p.run_batched
+        execute.transport = lambda device, group: _p2p.run_batched
     choose, wrong = random.Random(n), []
     for case in range(cases):
         schedule = choose.choice(schedules(n))
