@@ -5,6 +5,8 @@ Counted is payload: what this rank sends to others. The kernel's count is a litt
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 
@@ -35,8 +37,8 @@ class Wire:
         backend = dist.get_backend_config(parent)
         self._backends = dict(part.split(":") for part in backend.split(","))
         if self.size > 1:
-            some = self.size < dist.get_world_size()
-            self.group = dist.new_group(self.ranks, backend=backend, use_local_synchronization=some)
+            everybody = self.size == dist.get_world_size()
+            self.group = dist.new_group(self.ranks, backend=backend) if everybody else _among(self.ranks, backend)
 
     def threaded(self, device: torch.device) -> bool:
         """Whether collectives on `device` block their caller (gloo), so that a thread has to make them."""
@@ -81,3 +83,22 @@ class Wire:
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu() if tensor.is_cuda and self.threaded(tensor.device) else tensor
+
+
+_made: Counter = Counter()  # groups of ours, by their ranks
+
+
+def _among(ranks: list[int], backend: str) -> dist.ProcessGroup:
+    """A new group that only its members make.
+
+    torch names groups by a counter. Making this one moves the counter on for members only, so the next group of all
+    ranks would have two names, and both sides would wait for each other: the counter goes back to where it was.
+    """
+    world, key = dist.distributed_c10d._world, tuple(ranks)
+    before = world.group_count
+    _made[key] += 1
+    world.group_count = before + (_made[key] << 32)  # a name of its own all the same
+    try:
+        return dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+    finally:
+        world.group_count = before
