@@ -23,7 +23,7 @@ from ddplab.hooks.lane import Lane
 from ddplab.hooks.residuals import Residuals
 from ddplab.hooks.wire import Wire
 
-_AGREED = (ValueError, TypeError, ArithmeticError)  # what every rank raises for the same bucket; the rest is a lost peer
+_AGREED = (ValueError, TypeError, ArithmeticError)  # raised on every rank for the same bucket; else a peer is lost
 
 
 class NonFiniteGradient(ValueError):
@@ -95,9 +95,17 @@ class HookState:
         `self.wire`, in the same order on all ranks."""
         raise NotImplementedError
 
+    def begin(self) -> None:
+        """A step begins: what the last one did to the state is final. Extend it for other state, and the next two."""
+        self.residuals.begin()
+
     def rollback(self) -> None:
-        """Undo what this step did to the state: some rank's gradient was not finite. Extend it for other state."""
+        """Undo what this step did to the state: some rank's gradient was not finite."""
         self.residuals.rollback()
+
+    def rescale(self, factor: float) -> None:
+        """The loss is now scaled by `factor` times as much: so is what the state holds of gradients."""
+        self.residuals.multiply(factor)
 
     # -- the life of a bucket ---------------------------------------------------------------------------------------
 
@@ -159,7 +167,7 @@ class HookState:
                 if buffer.is_cuda:
                     torch.cuda.synchronize(buffer.device)
         except BaseException as problem:
-            self._failure = problem if isinstance(problem, Exception) else RuntimeError(f"the exchange died: {problem!r}")
+            self._failure = problem if isinstance(problem, Exception) else RuntimeError(repr(problem))
         self._answer(future, result)
 
     def _answer(self, future: Future, result: torch.Tensor) -> None:
@@ -198,11 +206,11 @@ class HookState:
         self.settle()
         self._watched = False
         self._deferred.clear()
-        self.residuals.begin()
+        self.begin()
         if self.scaler is not None:
             scale = self.scaler.get_scale()
             if self._scale not in (None, scale):
-                self.residuals.multiply(scale / self._scale)
+                self.rescale(scale / self._scale)
             self._scale = scale
 
     def _await_end_of_backward(self) -> None:

@@ -1,7 +1,7 @@
 """fp16 and bf16: half the bytes, by a cast. Divide first, cast then.
 
-torch's `fp16_compress_hook` casts before it divides: gradients (7e4, 0) on two ranks become infinite although their mean,
-3.5e4, fits. And it says nothing.
+torch's `fp16_compress_hook` casts before it divides: gradients (7e4, 0) on two ranks become infinite although their
+mean, 3.5e4, fits. And it says nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Fp16(Cast):
 
 
 class Bf16(Cast):
-    """`Cast` to bfloat16: the range of float32 with 8 bits of precision, so there is next to no overflow or underflow."""
+    """`Cast` to bfloat16: 8 bits of precision and the range of float32, so next to nothing overflows or underflows."""
 
     dtype = torch.bfloat16
 

@@ -11,16 +11,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+Layout = list[tuple[int, int]]  # the place and the number of elements of each parameter of a bucket
 
-class _Flat:
-    """The residuals of one bucket's parameters, side by side, and what they were before this step."""
 
-    def __init__(self, places: list[int], now: torch.Tensor) -> None:
-        self.places, self.sides, self.side, self.touched = places, [now, torch.zeros_like(now)], 0, False
+class Flat:
+    """The residuals of a bucket side by side, as they are now and as they were before this step."""
+
+    def __init__(self, layout: Layout, now: torch.Tensor) -> None:
+        self.layout, self.sides, self.side, self.touched = layout, [now, torch.zeros_like(now)], 0, False
 
     @property
     def now(self) -> torch.Tensor:
         return self.sides[self.side]
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is held back now, and where to write what comes next, which counts from here on."""
+        old, self.side, self.touched = self.now, 1 - self.side, True
+        return old, self.now
+
+    def begin(self) -> None:
+        """A new step: what was written stays."""
+        self.touched = False
+
+    def rollback(self) -> None:
+        """Back to what was there when the step began."""
+        if self.touched:
+            self.side, self.touched = 1 - self.side, False
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"layout": torch.tensor(self.layout, dtype=torch.int64).view(-1, 2), "now": self.now.detach().clone()}
+
+    @classmethod
+    def from_state_dict(cls, saved: dict[str, torch.Tensor]) -> Flat:
+        return cls([tuple(row) for row in saved["layout"].tolist()], positive_zeros(saved["now"]))
+
+
+def positive_zeros(values: torch.Tensor) -> torch.Tensor:
+    """A float32 copy without -0.0: then no sum of a gradient and a residual is -0.0, whose sign the codec would see."""
+    return values.detach().float() + 0.0
 
 
 class Residuals:
@@ -32,28 +60,26 @@ class Residuals:
 
     def __init__(self) -> None:
         self._place: dict[torch.Tensor, int] = {}
-        self._flats: dict[int, _Flat] = {}  # by bucket index
-        self._home: dict[int, tuple[_Flat, slice]] = {}  # by place
+        self._flats: dict[int, Flat] = {}  # by bucket index
+        self._home: dict[int, tuple[Flat, slice]] = {}  # by place
         self._saved: dict[int, torch.Tensor] = {}  # loaded, and not asked for yet
 
     def take(self, bucket: dist.GradBucket) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual of the bucket's parameters now, and where to write the next; shape (numel of the bucket,)."""
-        flat = self._flat(bucket)
-        old, flat.side, flat.touched = flat.now, 1 - flat.side, True
-        return old, flat.now
-
-    def _flat(self, bucket: dist.GradBucket) -> _Flat:
-        params, index = bucket.parameters(), bucket.index()
-        places = [self._place.setdefault(p, len(self._place)) for p in params]
-        flat = self._flats.get(index)
-        if flat is None or flat.places != places:
-            parts = [self._value(place, p) for place, p in zip(places, params, strict=True)]
-            flat = self._flats[index] = _Flat(places, torch.cat(parts).to(bucket.buffer().device))
+        layout, params = self.layout(bucket), bucket.parameters()
+        flat = self._flats.get(bucket.index())
+        if flat is None or flat.layout != layout:
+            parts = [self._value(place, p) for (place, _), p in zip(layout, params, strict=True)]
+            flat = self._flats[bucket.index()] = Flat(layout, torch.cat(parts).to(bucket.buffer().device))
             at = 0
-            for place, p in zip(places, params, strict=True):
-                self._home[place] = flat, slice(at, at := at + p.numel())
+            for place, size in layout:
+                self._home[place] = flat, slice(at, at := at + size)
                 self._saved.pop(place, None)
-        return flat
+        return flat.take()
+
+    def layout(self, bucket: dist.GradBucket) -> Layout:
+        """Which parameters lie in the bucket. A parameter that was never seen gets the next place."""
+        return [(self._place.setdefault(p, len(self._place)), p.numel()) for p in bucket.parameters()]
 
     def _value(self, place: int, p: torch.Tensor) -> torch.Tensor:
         if place in self._home:
@@ -72,20 +98,23 @@ class Residuals:
 
     def add(self, place: int, start: int, values: torch.Tensor) -> None:
         """Add `values` to the residual of the parameter at `place`, from its element `start` on; not undone."""
-        flat, part = self._home[place]
-        for side in flat.sides if flat.touched else [flat.now]:
-            side[part][start : start + values.numel()] += values
+        if place in self._saved:
+            holders = [self._saved[place]]
+        else:
+            flat, part = self._home[place]
+            holders = [side[part] for side in (flat.sides if flat.touched else [flat.now])]
+        for holder in holders:
+            holder[start : start + values.numel()] += values.to(holder.device)
 
     def begin(self) -> None:
         """A new step: what was written so far stays."""
         for flat in self._flats.values():
-            flat.touched = False
+            flat.begin()
 
     def rollback(self) -> None:
         """Back to what was there when the step began."""
         for flat in self._flats.values():
-            if flat.touched:
-                flat.side, flat.touched = 1 - flat.side, False
+            flat.rollback()
 
     def multiply(self, factor: float) -> None:
         """Scale everything that is held back."""
@@ -112,5 +141,4 @@ class Residuals:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Forget everything and go on from `saved`."""
         self._flats, self._home = {}, {}
-        # Adding 0 turns -0.0 into 0.0: then no sum of a gradient and a residual is -0.0 (the 1-bit codec's sign).
-        self._saved = {int(place): value.detach().clone().float() + 0.0 for place, value in saved.items()}
+        self._saved = {int(place): positive_zeros(value) for place, value in saved.items()}
