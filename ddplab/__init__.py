@@ -52,6 +52,8 @@ _HOME = {
         "hooks.powersgd": "PowerSGD powersgd powersgd_hook",
         "rounding": "rounding_error rounded_sum",
         "local_sgd": "PostLocalSGD DiLoCo",
+        "paired": "paired Paired",
+        "compression_checks": "check_onebit check_routing_bytes",
         "figures": "Figure LinkFigure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure "
         "TuningFigure CompressionFigure CrossoverFigure",
         "compare": "compare",

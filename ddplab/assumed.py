@@ -81,7 +81,14 @@ def assumed_profile(
     ready |= {p: 1.0 for *_, p in reversed(named) if p not in ready}
     place = {p: (i, n) for i, n, p in named}
     gradients = [
-        Gradient(place[p][1], p.numel(), share * seconds * 2 / 3, place[p][0], str(p.dtype).removeprefix("torch."))
+        Gradient(
+            place[p][1],
+            p.numel(),
+            share * seconds * 2 / 3,
+            place[p][0],
+            str(p.dtype).removeprefix("torch."),
+            tuple(p.shape),
+        )
         for p, share in ready.items()
         if p in place
     ]

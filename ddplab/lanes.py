@@ -41,11 +41,13 @@ def run_lanes(
     copy_s_per_byte: float = 0.0,
     slowdown: float = 1.0,
     lanes: int = 1,
+    contention: float = 1.0,
 ) -> Lanes:
     """Run one backward: (gradient, seconds since backward began) in the order of readiness; parcels in bucket order.
 
     Every gradient is copied into its bucket. A bucket that is complete leaves when all before it have left; encoding is
-    work of the compute lane. At most `lanes` buckets are in transfer at once.
+    work of the compute lane. At most `lanes` buckets are in transfer at once. While one bucket is encoded and another
+    decoded, both go `contention` times slower: they want the same processors.
     """
     out = Lanes([0.0] * len(parcels), [0.0] * len(parcels), [0.0] * len(parcels))
     work = deque(_work(gradients, backward_s, parcels, copy_s_per_byte))
@@ -58,13 +60,15 @@ def run_lanes(
             out.start[b] = now
             moving.append([b, parcels[b].transfer_s, parcels[b].decode_s])
         sharing = sum(1 for m in moving if m[1] > 0)
-        speed = 1 / slowdown if moving else 1.0
-        ends = [m[1] * sharing if m[1] > 0 else m[2] for m in moving]
+        encoding = bool(work) and work[0][2] is not None
+        pace = 1 / contention if encoding and sharing < len(moving) else 1.0
+        speed = (1 / slowdown if moving else 1.0) * pace
+        ends = [m[1] * sharing if m[1] > 0 else m[2] / pace for m in moving]
         step = min([*ends, *([left / speed] if work else [])])
         now += step
         for m, end in zip(moving, ends, strict=True):
             part = 1 if m[1] > 0 else 2
-            m[part] = 0.0 if end == step else m[part] - step / (sharing if part == 1 else 1)
+            m[part] = 0.0 if end == step else m[part] - step * (1 / sharing if part == 1 else pace)
         for m in [m for m in moving if m[1] <= 0 and m[2] <= 0]:
             moving.remove(m)
             out.end[m[0]] = now

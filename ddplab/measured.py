@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,9 @@ def measure_timeline(
 
     model: a `Profile`, which is played by `ddplab.paced`; or a function that returns (module, closure), where
         closure(ddp) runs forward on a batch and returns the loss, and is called once a step.
-    hook: "none" (torch's allreduce_hook), "fp16" (torch's fp16_compress_hook), or a hook of your own, state None; it is
-        wrapped, and its future's completion is the bucket's end.
+    hook: "none" (torch's allreduce_hook), "fp16" (torch's fp16_compress_hook), a hook of your own, state None, or a
+        function without arguments that makes (state, hook) on each rank, such as `ddplab.onebit`. It is wrapped, and
+        its future's completion is the bucket's end.
     steps, warmup: timed steps, and steps before them, at least 2 since DDP rebuilds its buckets after the first.
     ddp_options: passed to DistributedDataParallel.  ranks, hosts, device, timeout, realtime: as for `launch`.
 
@@ -53,7 +55,10 @@ def measure_timeline(
     if bucket_cap_mb is not None:
         number(bucket_cap_mb, "bucket_cap_mb, in MiB,", above=True)
     if hook not in HOOKS if isinstance(hook, str) else not callable(hook):
-        raise ValueError(f"hook is {', '.join(HOOKS)} or a function (state, bucket) -> Future, not {hook!r}")
+        raise ValueError(
+            f"hook is {', '.join(HOOKS)}, a function (state, bucket) -> Future, or one without arguments that makes "
+            f"(state, hook), not {hook!r}"
+        )
     if lanes is not None:
         count(lanes, "lanes", error=ValueError)
     seen = launch(
@@ -88,6 +93,15 @@ def measure_timeline(
     )
 
 
+def made(hook: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    """(state, hook): of a function without required arguments what it returns, of a hook itself with state None."""
+    try:
+        inspect.signature(hook).bind()
+    except TypeError:
+        return None, hook
+    return hook()
+
+
 def _train(
     model: Any, cap: float | None, hook: Any, steps: int, warmup: int, ddp_options: dict[str, Any]
 ) -> dict[str, Any]:
@@ -109,7 +123,7 @@ def _train(
     ddp = DistributedDataParallel(module, bucket_cap_mb=cap, **ddp_options)
     names = {id(p): name for name, p in module.named_parameters()}
     known = {"none": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook}
-    inner = known[hook] if isinstance(hook, str) else hook
+    hook_state, inner = (None, known[hook]) if isinstance(hook, str) else made(hook)
     ready: list[Any] = []
     end: dict[int, Any] = {}
     last: list[tuple[int, list[str]]] = []
@@ -123,7 +137,7 @@ def _train(
             end[index] = clock(cuda)
             return future.value()
 
-        return inner(state, bucket).then(note)
+        return inner(hook_state, bucket).then(note)
 
     ddp.register_comm_hook(None, watched)
     out: dict[str, list] = {key: [] for key in ("forward", "compute", "done", "optimizer", "ready", "end")}

@@ -47,7 +47,7 @@ class Paced(nn.Module):
         by_position = sorted(profile.gradients, key=lambda g: g.position)
         for g in by_position:
             name = g.name.replace(".", "_")  # torch allows no dot in a parameter's own name
-            weight = torch.zeros(g.elements, dtype=getattr(torch, g.dtype))
+            weight = torch.zeros((g.elements,) if g.shape is None else g.shape, dtype=getattr(torch, g.dtype))
             self.register_parameter(f"{name}_{g.position}" if hasattr(self, name) else name, nn.Parameter(weight))
         weights = dict(zip(by_position, self.parameters(), strict=True))
         before, self._stages = 0.0, []
@@ -95,7 +95,7 @@ def paced(model_or_profile: Profile | nn.Module, backward_s: float = 0.4, forwar
     for position, name, p in reversed(named):
         ready += p.numel()
         dtype = str(p.dtype).removeprefix("torch.")
-        gradients.append(Gradient(name, p.numel(), backward_s * (ready / total), position, dtype))
+        gradients.append(Gradient(name, p.numel(), backward_s * (ready / total), position, dtype, tuple(p.shape)))
     source = f"{type(model_or_profile).__name__}, backward shared among its parameters by their size"
     return Paced(
         Profile(

@@ -30,6 +30,7 @@ class Gradient(NamedTuple):
     ready_s: float  # seconds since backward began, without any communication
     position: int  # place in `module.parameters()`, from 0
     dtype: str = "float32"
+    shape: tuple[int, ...] | None = None  # of the parameter; None where only its size is known
 
     device = "recorded"
 
@@ -51,7 +52,7 @@ class Gradient(NamedTuple):
 class Profile:
     """One step of one rank without communication; times in seconds.
 
-    gradients: in the order in which they become ready, `Gradient(name, elements, ready_s, position, dtype)`.
+    gradients: `Gradient(name, elements, ready_s, position, dtype, shape)`, in the order in which they become ready.
     forward_s, backward_s, optimizer_s: the three parts of the step; nothing is ready later than `backward_s`.
     basis: "measured", "assumed" or "stated".  source: one sentence on where the numbers come from.
     Raises ValueError for times that are negative or out of order, and where there is no gradient.
@@ -79,6 +80,10 @@ class Profile:
             if g.dtype not in ITEM_BYTES:
                 raise ValueError(f"{g.name} is {g.dtype!r}; gradients are {', '.join(ITEM_BYTES)}")
             count(g.elements, f"{g.name}'s elements", error=ValueError)
+            if g.shape is not None and math.prod(g.shape) != g.elements:
+                raise ValueError(
+                    f"{g.name} of shape {tuple(g.shape)} has {math.prod(g.shape)} elements, not {g.elements}"
+                )
             if not isinstance(g.ready_s, Real) or not before <= g.ready_s <= self.backward_s * (1 + 1e-9):
                 raise ValueError(
                     f"{g.name} is ready at {g.ready_s!r} s; in the order of readiness it must lie between {before!r} s "
@@ -204,7 +209,8 @@ def record(
     for p in marks:  # dicts keep their order: that of the last step, which is torch's order of readiness
         latest = min(max(latest, middle_of([step[3].get(p, 0.0) for step in steps])), backward_s)
         name, position = names[p]
-        gradients.append(Gradient(name, p.numel(), latest, position, str(p.dtype).removeprefix("torch.")))
+        dtype = str(p.dtype).removeprefix("torch.")
+        gradients.append(Gradient(name, p.numel(), latest, position, dtype, tuple(p.shape)))
     return Profile(
         tuple(gradients),
         middle_of([step[0] for step in steps]),

@@ -48,7 +48,7 @@ class Compression:
 
     encode_s_per_byte, decode_s_per_byte: seconds a byte of gradient. Encoding stands in the compute lane (DDP calls the
     hook from backward), decoding at the end of the bucket's transfer.  wire_dtype: what is reduced, for calibrated
-    costs; None means the gradient's own dtype.
+    costs; None means the gradient's own dtype.  bucket_s: seconds of the transfer that do not depend on the bytes.
     """
 
     name: str = "none"
@@ -56,9 +56,10 @@ class Compression:
     encode_s_per_byte: float = 0.0
     decode_s_per_byte: float = 0.0
     wire_dtype: str | None = None
+    bucket_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("factor", "encode_s_per_byte", "decode_s_per_byte"):
+        for field in ("factor", "encode_s_per_byte", "decode_s_per_byte", "bucket_s"):
             number(getattr(self, field), f"a compression's {field}", 0)
 
 
@@ -113,6 +114,7 @@ def predict_step(
     slowdown: float = 1.0,
     jitter: float = 0.0,
     lanes: int | None = None,
+    contention: float = 1.0,
     iteration: int = 1,
 ) -> Timeline:
     """Predict one step of torch's DDP; see `Timeline` for what comes back.
@@ -125,6 +127,8 @@ def predict_step(
         away; 1.0 is none.  jitter: standard deviation of one rank's compute time over its mean. The slowest of N ranks
         sets the pace: normal, independent, the median of the maximum; `band_s` has its 5th and 95th percentile.
     lanes: all-reduces that may run at once and then share the link: 1 (NCCL's stream) or what `costs` says.
+    contention: encoding one bucket and decoding another take this many times longer while both are done; 1.0 where
+        they have processors of their own.
     iteration: 0 for the first, in which everything travels in one bucket; 1 for all others.
     Raises ValueError for numbers that make no sense.
     """
@@ -143,13 +147,14 @@ def predict_step(
         compression = costs.compression(compression) if costs else COMPRESSIONS[compression]
     if not isinstance(compression, Compression):
         raise ValueError(f"compression is {', '.join(COMPRESSIONS)} or a ddplab.Compression, not {compression!r}")
-    number(slowdown, "slowdown", 1), number(jitter, "jitter", 0, MOST_JITTER)
+    number(slowdown, "slowdown", 1), number(jitter, "jitter", 0, MOST_JITTER), number(contention, "contention", 1)
     lanes = (costs.lanes if costs else 1) if lanes is None else count(lanes, "lanes", error=ValueError)
     parcels = _parcels(assign(profile, bucket_cap_mb, iteration), topology, compression, costs)
     low, middle, high = (1 + jitter * slowest_of(topology.ranks, q) for q in (0.05, 0.5, 0.95))
-    one = _at_pace(profile, parcels, costs, slowdown, lanes, middle)
+    speeds = (slowdown, lanes, contention)
+    one = _at_pace(profile, parcels, costs, speeds, middle)
     if jitter:
-        ends = [_at_pace(profile, parcels, costs, slowdown, lanes, pace).step_s for pace in (low, high)]
+        ends = [_at_pace(profile, parcels, costs, speeds, pace).step_s for pace in (low, high)]
         one = replace(one, band_s=(ends[0], ends[1]))
     about = {
         "ranks": topology.ranks,
@@ -203,18 +208,24 @@ def _parcels(
         else:
             transfer = all_reduce_seconds(nbytes * how.factor, topology)
         parcels.append(
-            Parcel(members, nbytes, how.encode_s_per_byte * nbytes, transfer, how.decode_s_per_byte * nbytes)
+            Parcel(
+                members, nbytes, how.encode_s_per_byte * nbytes, transfer, how.decode_s_per_byte * nbytes + how.bucket_s
+            )
         )
     return parcels
 
 
 def _at_pace(
-    profile: Profile, parcels: Sequence[Parcel], costs: Costs | None, slowdown: float, lanes: int, pace: float
+    profile: Profile,
+    parcels: Sequence[Parcel],
+    costs: Costs | None,
+    speeds: tuple[float, int, float],
+    pace: float,
 ) -> Timeline:
     """The timeline where every piece of the model's own compute takes `pace` times its recorded time."""
     copy = costs.copy_s_per_byte if costs else 0.0
     backward, times = profile.backward_s * pace, [g.ready_s * pace for g in profile.gradients]
-    lane = run_lanes(list(zip(profile.gradients, times, strict=True)), backward, parcels, copy, slowdown, lanes)
+    lane = run_lanes(list(zip(profile.gradients, times, strict=True)), backward, parcels, copy, *speeds)
     buckets = tuple(
         BucketTimes(i, p.nbytes, lane.ready[i], lane.start[i], lane.end[i], tuple(g.name for g in p.gradients))
         for i, p in enumerate(parcels)

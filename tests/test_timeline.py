@@ -68,6 +68,17 @@ def test_compute_slows_down_while_communication_runs() -> None:
     assert t.done_s == pytest.approx(2.75 + 1.5)
 
 
+def test_encoding_and_decoding_want_the_same_processors() -> None:
+    """Layer 1: ready at 1, encoded until 2, sent until 2.75, then 0.75 s of decoding. Layer 2 is ready at 3: the 0.5 s
+    of decoding that are left take 1 s beside its encoding, which has 0.5 s left at 4 and ends at 4.5, not at 4."""
+    step = {"bucket_cap_mb": 0.5, "topology": FOUR, "compression": Compression("half", 0.5, 1e-6, 0.75e-6)}
+    apart, together = (predict_step(layers(1, 1), **step, contention=c) for c in (1, 2))
+    assert [b.end_s for b in apart.buckets] == pytest.approx([3.5, 4 + 1.5])
+    assert [b.end_s for b in together.buckets] == pytest.approx([4, 4.5 + 1.5])
+    assert (apart.compute_end_s, together.compute_end_s) == pytest.approx((4, 4.5))
+    assert together.buckets[1].ready_s == apart.buckets[1].ready_s == pytest.approx(3)
+
+
 def test_two_lanes_share_the_link() -> None:
     """Both ready at 1 and 2: alone until 2 (1 of 1.5 s left 0.5), then halves: first ends at 3, second at 4."""
     t = predict_step(layers(1, 1), bucket_cap_mb=0.5, topology=FOUR, lanes=2)
@@ -170,6 +181,7 @@ def test_resnet50_has_the_five_buckets_of_the_claim() -> None:
         (lambda p: predict_step(p, link="fast"), "fast"),
         (lambda p: predict_step(p, compression="zip"), "compression is none, fp16"),
         (lambda p: predict_step(p, slowdown=0.5), "slowdown is a number, 1 or more"),
+        (lambda p: predict_step(p, contention=0.5), "contention is a number, 1 or more"),
         (lambda p: predict_step(p, jitter=-1), "jitter is a number, from 0 to 0.5, not -1"),
         (lambda p: predict_step(p, ranks=1, jitter=0.7), "jitter is a number, from 0 to 0.5"),  # less than no time
         (lambda p: predict_step(p, slowdown=True), "slowdown is a number, 1 or more, not True"),

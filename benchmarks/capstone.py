@@ -1,0 +1,243 @@
+"""Is the capstone's prediction right? ResNet-50 on emulated hosts: fit three runs, predict the others, then measure.
+
+    python benchmarks/capstone.py --profile     once: record ResNet-50's step -> labs/results/resnet50_profile.json
+    python benchmarks/capstone.py --record      under 6 minutes -> labs/results/capstone.json
+    python benchmarks/capstone.py               only print what was recorded
+
+Time is scaled by 10: 0.62 s of paced computing, and links on which the ring needs 1.2 s for the fp32 gradients, as the
+article's 62 and 120 ms. Everything is predicted, and written down, before the first of the predicted runs. Needs root,
+for the ranks' priority and the hosts.
+
+Expected: every configuration that the fit did not see within 10% of its prediction, and at least 1.7 times faster than
+fp32 where the prediction says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+import ddplab as dl
+from ddplab.capstone import fit_step, link_for, load_profile, noop_hook, save_profile
+from ddplab.hookcosts import calibrate_hook
+
+LABS = Path(__file__).parents[1] / "labs"
+PROFILE, RESULTS = LABS / "results" / "resnet50_profile.json", LABS / "results" / "capstone.json"
+SCALE = 10
+COMPUTE_S, COMMUNICATION_S = 0.062 * SCALE, 0.120 * SCALE
+RANKS, MANY = 4, 8
+BASIS = "paced: torch's DDP on emulated hosts, ResNet-50's parameters, backward waits on the clock; time scaled by 10"
+FIT = ("noop", "none", "fp16")  # with buckets of 25 MiB: what the fit sees, for each number of ranks
+# method, bucket cap in MiB, ranks, ranks a host: what it does not see
+PREDICTED = [
+    *(("none", cap, RANKS, 1) for cap in (5, 100)),
+    *(("fp16", cap, RANKS, 1) for cap in (5, 100)),
+    *(("onebit", cap, RANKS, 1) for cap in (5, 25, 100)),
+    *(("int8", cap, RANKS, 1) for cap in (25, 100)),
+    *(("powersgd", cap, RANKS, 1) for cap in (25, 100)),
+    ("none", 25, RANKS, 2),
+    ("hierarchical", 25, RANKS, 2),
+    *((method, cap, MANY, 1) for method, cap in (("none", 100), ("fp16", 100), ("onebit", 25), ("onebit", 100))),
+]
+BATCH, GAIN = 8, 1.7
+
+
+def record_profile() -> None:
+    """ResNet-50's forward, backward and SGD step, batch 8, on one thread of this machine."""
+    import torchvision
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torchvision.models.resnet50()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, labels = torch.randn(BATCH, 3, 224, 224), torch.randint(0, 1000, (BATCH,))
+    loss_fn = torch.nn.CrossEntropyLoss()
+    profile = dl.record(model, images, lambda out: loss_fn(out, labels), optimizer, repeats=3)
+    save_profile(PROFILE, profile, model="torchvision's resnet50", batch=BATCH, threads=1)
+    print(f"{PROFILE}: {profile}")
+
+
+def hierarchical():
+    """Made on each rank: the two-level hook."""
+    return dl.Hierarchical(), dl.hierarchical_hook
+
+
+HOOKS = {"none": "none", "fp16": "fp16", "noop": noop_hook, "hierarchical": hierarchical}
+
+
+def measured(method: str, cap: float, hosts: dl.Hosts, profile: dl.Profile, steps: int) -> list[float]:
+    """Seconds of each timed step, the slowest rank's."""
+    hook = HOOKS.get(method) or getattr(dl, method)
+    seen = dl.measure_timeline(profile, hosts=hosts, bucket_cap_mb=cap, hook=hook, steps=steps, realtime=True)
+    return seen.about["steps_s"]
+
+
+def calibrated(
+    profile: dl.Profile, jobs: list[tuple[str, int, int]], links: dict[int, dl.Link]
+) -> dict[tuple, dl.Compression]:
+    """What each hook costs on its own, outside of DDP, by (method, ranks).
+
+    A codec's work is timed over loopback, where bytes are nearly free; its bytes then go over the fitted link. The
+    two-level exchange is no codec: it is timed on the hosts' own links.
+    """
+    found = {}
+    for method, ranks, per_host in jobs:
+        if method == "hierarchical":
+            with dl.Hosts(ranks // per_host, link=links[ranks], ranks_per_host=per_host) as hosts:
+                found[method, ranks] = calibrate_hook(hierarchical, profile, ranks, hosts, method, 0.0, realtime=True)
+        elif method not in HOOKS:
+            found[method, ranks] = calibrate_hook(getattr(dl, method), profile, ranks, name=method, realtime=True)
+        else:
+            continue
+        print(priced(found[method, ranks]), flush=True)
+    return found
+
+
+def fitted(profile: dl.Profile, ranks: int, link: dl.Link, steps: int) -> tuple[dl.StepFit, list[dict]]:
+    """Three runs on `ranks` hosts, what they say, and their rows."""
+    with dl.Hosts(ranks, link=link) as hosts:
+        costs = dl.calibrate(hosts=hosts, realtime=True)
+        runs = {method: measured(method, 25, hosts, profile, steps) for method in FIT}
+    fit = fit_step(profile, *(float(np.median(times)) for times in runs.values()), costs)
+    print(f"{ranks} ranks: {fit}", flush=True)
+    return fit, [row_of(method, 25, ranks, 1, "fitted", fit.predict(method), runs[method]) for method in FIT]
+
+
+def record(steps: int, only: list[str]) -> None:
+    """Calibrate, fit, predict, and only then measure what was predicted; save."""
+    start = time.perf_counter()
+    profile, _ = load_profile(PROFILE, COMPUTE_S)
+    todo = [row for row in PREDICTED if not only or row[0] in only]
+    links = {ranks: link_for(COMMUNICATION_S, profile.nbytes, ranks) for ranks in (RANKS, MANY)}
+    hooks = calibrated(profile, list(dict.fromkeys((method, ranks, each) for method, _, ranks, each in todo)), links)
+    fits, rows = {}, []
+    for ranks in dict.fromkeys(row[2] for row in todo):
+        fits[ranks], seen = fitted(profile, ranks, links[ranks], steps)
+        rows += seen
+    said = [fits[ranks].predict(hooks.get((method, ranks), method), cap) for method, cap, ranks, _ in todo]
+    for ranks, each in dict.fromkeys(row[2:] for row in todo):
+        with dl.Hosts(ranks // each, link=links[ranks], ranks_per_host=each) as hosts:
+            for row, step in zip(todo, said, strict=True):
+                if row[2:] == (ranks, each):
+                    rows.append(row_of(*row, "predicted", step, measured(*row[:2], hosts, profile, steps)))
+                    print(line(rows[-1]), flush=True)
+    with dl.Hosts(RANKS, link=links[RANKS]) as hosts:  # an A/A test: what did the machine itself change meanwhile?
+        times = measured("none", 25, hosts, profile, steps)
+    rows.append(row_of("none", 25, RANKS, 1, "again", fits[RANKS].predict("none"), times))
+    about = {
+        "links": [f"{ranks} ranks: {link}" for ranks, link in links.items()],
+        "fits": [f"{ranks} ranks: {fit}" for ranks, fit in fits.items()],
+        "hooks": [f"{ranks} ranks: {priced(how)}" for (_, ranks), how in hooks.items()],
+    }
+    dl.save_results(RESULTS, pd.DataFrame(rows), basis=BASIS, script="benchmarks/capstone.py", **about)
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
+def priced(how: dl.Compression) -> str:
+    """A hook's costs in words."""
+    return (
+        f"{how.name}: {how.factor:.4f} of the bytes, encode {how.encode_s_per_byte * 1e9:.2f} ns/B, decode "
+        f"{how.decode_s_per_byte * 1e9:.2f} ns/B and {how.bucket_s * 1e3:.1f} ms a bucket"
+    )
+
+
+def row_of(
+    method: str, cap: float, ranks: int, per_host: int, role: str, said: dl.Timeline, times: list[float]
+) -> dict:
+    """One configuration as it is saved."""
+    return {
+        "method": method,
+        "bucket_cap_mb": cap,
+        "ranks": ranks,
+        "ranks_per_host": per_host,
+        "role": role,
+        "predicted_ms": said.step_s * 1e3,
+        "measured_ms": float(np.median(times)) * 1e3,
+        "p25_ms": float(np.percentile(times, 25)) * 1e3,
+        "p75_ms": float(np.percentile(times, 75)) * 1e3,
+        "steps": len(times),
+        "exposed_predicted_ms": said.exposed_s * 1e3,
+    }
+
+
+def told(times: list[float]) -> str:
+    low, middle, high = np.percentile(times, [25, 50, 75]) * 1e3
+    return f"{middle:.0f} ms [{low:.0f}, {high:.0f}]"
+
+
+def line(row: dict) -> str:
+    """One configuration in words."""
+    quarters = f"[{row['p25_ms']:.0f}, {row['p75_ms']:.0f}]"
+    return (
+        f"{row['method']:>12} {row['bucket_cap_mb']:>3} MiB, {row['ranks']} ranks, {row['ranks_per_host']} a host: "
+        f"predicted {row['predicted_ms']:6.0f} ms, measured {row['measured_ms']:6.0f} {quarters} "
+        f"({row['predicted_ms'] / row['measured_ms'] - 1:+.1%})"
+    )
+
+
+def report(frame: pd.DataFrame, about: dict) -> None:
+    """The figures that say whether the prediction is right, and what compression brought."""
+    for key in ("date", "machine", "links", "fits", "hooks"):
+        for text in [about[key]] if isinstance(about[key], str) else about[key]:
+            print(text)
+    for row in frame.to_dict("records"):
+        print(f"{row['role']:>10} {line(row)}")
+    asked = frame[frame.role == "predicted"]
+    error = (asked.predicted_ms / asked.measured_ms - 1).abs()
+    print(
+        f"{len(asked)} predicted: median error {error.median():.1%}, worst {error.max():.1%} ({(error > 0.1).sum()} above 10%)"
+    )
+    first = frame[
+        (frame.method == "none") & (frame.bucket_cap_mb == 25) & (frame.ranks == RANKS) & (frame.ranks_per_host == 1)
+    ]
+    print(f"A/A: fp32 at the beginning and at the end: {' and '.join(f'{ms:.0f} ms' for ms in first.measured_ms)}")
+    gains = speedups(frame)
+    enough = gains[(gains.predicted >= GAIN) & (gains.method != "noop")]
+    print(gains.round(2).to_string(index=False))
+    print(f"{(enough.measured >= GAIN).sum()} of {len(enough)} that should be {GAIN} times faster are")
+
+
+def speedups(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each method against fp32 with the same ranks and buckets: predicted, measured, and the spread of the quarters."""
+    key = ["ranks", "ranks_per_host", "bucket_cap_mb"]
+    frame = frame[frame.role != "again"]
+    plain = frame[frame.method == "none"].set_index(key)
+    rows = []
+    for row in frame[frame.method != "none"].itertuples():
+        base = plain.loc[(row.ranks, row.ranks_per_host, row.bucket_cap_mb)] if (
+            row.ranks, row.ranks_per_host, row.bucket_cap_mb) in plain.index else None  # fmt: skip
+        if base is not None:
+            rows.append(
+                {
+                    "method": row.method,
+                    **{name: getattr(row, name) for name in key},
+                    "predicted": base.predicted_ms / row.predicted_ms,
+                    "measured": base.measured_ms / row.measured_ms,
+                    "low": base.p25_ms / row.p75_ms,
+                    "high": base.p75_ms / row.p25_ms,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", action="store_true", help="record ResNet-50's step first")
+    parser.add_argument("--record", action="store_true", help="measure, and write labs/results/capstone.json")
+    parser.add_argument("--only", nargs="+", default=[], help="predict and measure these methods only")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a configuration (default 5)")
+    options = parser.parse_args()
+    if options.profile:
+        record_profile()
+    if options.record:
+        record(options.steps, options.only)
+    report(*dl.load_results(RESULTS))
+
+
+if __name__ == "__main__":
+    main()
