@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.base import HookState, all_finite, comm_hook
 
 
 class Cast(HookState):
@@ -60,8 +60,8 @@ class Cast(HookState):
     def exchange(self, work: tuple[dist.GradBucket, torch.Tensor, int]) -> torch.Tensor:
         bucket, half, flag = work
         mean = bucket.buffer().copy_(self.wire.all_reduce(half))
-        bad = int((~torch.isfinite(mean)).sum())
-        if bad:  # every rank sees it, so every rank asks whose it is
+        if not all_finite(mean):  # every rank sees it, so every rank asks whose it is
+            bad = int((~torch.isfinite(mean)).sum())
             self.check(self.gather_flag(flag, mean.device), bucket)
             if self.on_overflow == "raise":
                 raise OverflowError(f"{bad} elements of the mean of bucket {bucket.index()} do not fit {self.dtype}")

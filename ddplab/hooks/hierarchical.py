@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab.hierarchy import Hierarchy
-from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.base import HookState, all_finite, comm_hook
 from ddplab.twolevel import reduce_in_place
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Hierarchical(HookState):
         sent = reduce_in_place(mean, self.hierarchy, "mean")
         self.wire.bytes += sum(sent)
         self.across_bytes += sent.across
-        if not bool(torch.isfinite(mean).all()):  # every rank sees it, so every rank asks whose it is
+        if not all_finite(mean):  # every rank sees it, so every rank asks whose it is
             self.check(self.gather_flag(flag, mean.device), bucket)
         return mean
 
