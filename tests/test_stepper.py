@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from figure_pages import CELLS, IMPORT, OTHERS, RINGS, cells, frames, go, known_ring, listed, step_of
+from figure_pages import CELLS, FRAMES, IMPORT, OTHERS, RINGS, cells, frames, go, known_ring, listed, step_of
 
 import ddplab as dl
 from ddplab.figures import VARIANTS, RingStepper, Stepper
@@ -178,6 +178,65 @@ def test_any_small_schedule_can_be_driven(show: Any, schedule: dl.Schedule) -> N
     total = float(number) * {"B": 1, "MB": 1e6, "GB": 1e9}[unit]
     assert total == pytest.approx(len(schedule.transfers) * 102.4e6 / schedule.chunks, rel=1e-3)
     assert watched.problems == []
+
+
+# ---- hosts as boxes
+
+ON_HOSTS = [
+    (dl.hierarchical(2, 4), 4),
+    (dl.hierarchical(2, 2), 2),
+    (dl.hierarchical(3, 2), 2),
+    (dl.ring(8), 4),
+    (dl.ring(8), 2),
+    (dl.direct(4), 2),
+    (dl.ring(4), 4),
+]
+
+
+def test_a_hierarchical_schedule_is_drawn_on_hosts() -> None:
+    assert dl.hierarchical(2, 4).figure().state["schedule"]["ranks_per_host"] == 4
+    assert dl.hierarchical(4, 2).figure().state["schedule"]["ranks_per_host"] == 2
+    for circle in (dl.hierarchical(1, 4), dl.hierarchical(4, 1), dl.hierarchical(8, 2), dl.tree(8)):
+        assert "ranks_per_host" not in circle.figure().state["schedule"]
+    three = [("reduce-scatter inside", 3), ("all-reduce across", 2), ("all-gather inside", 3)]
+    assert dl.hierarchical(2, 4).figure().state["schedule"]["phases"] == three
+    assert Stepper(dl.ring(8), ranks_per_host=4).state["schedule"]["phases"] is None  # inside and across at once
+    for bad in (0, 3, 1, True, 2.0, "4"):
+        with pytest.raises(ValueError, match="ranks_per_host|on each host must divide"):
+            Stepper(dl.ring(8), ranks_per_host=bad)
+
+
+@pytest.mark.parametrize(("schedule", "g"), ON_HOSTS, ids=lambda v: getattr(v, "name", str(v)))
+def test_hosts_show_what_crosses_between_them(show: Any, schedule: dl.Schedule, g: int) -> None:
+    """Arrows by kind, the bytes that left each host, and labels that neither overlap nor leave the picture."""
+    watched = show(Stepper(schedule, ranks_per_host=g, nbytes=schedule.chunks * 1000), reduced_motion="reduce")
+    look = """() => {
+      const all = q => [...document.querySelectorAll(q)], box = e => e.getBoundingClientRect();
+      const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      const frame = box(document.querySelector('.ddp-ring')), labels = all('.ddp-parcel rect').map(box);
+      const crossed = labels.flatMap((a, i) => labels.slice(i + 1).filter(b => meet(a, b))).length;
+      const away = labels.filter(r => r.left < frame.left || r.right > frame.right || r.bottom > frame.bottom).length;
+      return [all('.ddp-busy.ddp-inner').length, all('.ddp-busy.ddp-outer').length, crossed, away,
+        all('.ddp-ring text').map(e => e.textContent).filter(t => t.startsWith('sent out')),
+        document.querySelector('.ddp-ring').getAttribute('aria-label')]; }"""
+    for step, (inner, outer, crossed, away, out, label) in enumerate(
+        watched.page.evaluate(f"() => ({FRAMES})({look})")
+    ):
+        pairs = {(t.src, t.dst) for t in schedule.transfers if t.step == step - 1}
+        assert outer == sum(src // g != dst // g for src, dst in pairs), step
+        assert inner == len(pairs) - outer and crossed == away == 0, step
+        left = [0] * (schedule.ranks // g)
+        for t in schedule.transfers:
+            left[t.src // g] += t.step < step and t.src // g != t.dst // g
+        assert out == [f"sent out {f'{chunks} kB' if chunks else '0 B'}" for chunks in left], step
+        assert (f"{outer} from host to host" in label) if pairs else "nothing sent yet" in label
+    assert watched.problems == []
+
+
+def test_hosts_for_those_who_listen_or_print() -> None:
+    figure = dl.hierarchical(2, 4).figure()
+    assert "8 ranks on hosts of 4" in figure.text()
+    assert "host 0" in figure.svg() and "host 1" in figure.svg() and figure.svg().count("<circle") == 8
 
 
 # ---- how it looks: phone, paper, theme, motion

@@ -50,3 +50,10 @@ export function span(held, chunk, ranks, direction) {
   if (!direction || held.length < 3 || held.length >= ranks || starts.length !== 1) return null;
   return [starts[0], mod(starts[0] + direction * (held.length - 1), ranks)].map(r => letter(r) + (chunk + 1));
 }
+
+/** Chunks that each host's ranks have sent to other hosts after `step` steps. */
+export function sentOut({ ranks, ranks_per_host, transfers }, step) {
+  const out = Array.from({ length: ranks / ranks_per_host }, () => 0), host = rank => Math.floor(rank / ranks_per_host);
+  for (const [when, src, dst] of transfers) if (when < step && host(src) !== host(dst)) out[host(src)] += 1;
+  return out;
+}

@@ -1,5 +1,5 @@
 import { h, bytes } from "./kit.js";
-import { mod, VARIANTS, finished, letter, terms } from "./collective.js";
+import { mod, VARIANTS, finished, letter, sentOut, terms } from "./collective.js";
 // What a frame says in words: one sentence to read, the price so far, and everything for readers who only listen.
 const list = words => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 const content = (held, chunk, ranks) => terms(held, chunk, ranks).join("+");
@@ -61,6 +61,10 @@ function price({ schedule, variant, step, part, counts }) {
   const strong = count => h("b", {}, amount(count * part));
   if (variant)
     return [`Sent by each rank: ${step} × S/${ranks} = `, strong(step), `. By all: `, strong(all), `. At the end each will have sent 2(N − 1) × S/N = ${steps} × ${amount(part)} = ${amount(steps * part)}.`];
+  if (schedule.ranks_per_host) {
+    const out = sentOut(schedule, step), busiest = Math.max(...out);
+    return [`A chunk is S/${chunks} = ${amount(part)}. Sent so far by all ranks together: `, strong(all), "; out of the host that has sent most: ", strong(busiest), ` (${+(busiest / chunks).toFixed(2)} × S).`];
+  }
   const unit = chunks > 1 ? `A chunk is S/${chunks} = ${amount(part)}. ` : "Each transfer carries all of S. ";
   return [`${unit}Sent so far by all ranks together: `, strong(all), "; by the rank that has sent most: ", strong(most), ` (${+(most / chunks).toFixed(2)} × S).`];
 }

@@ -1,7 +1,7 @@
 import { svg, calm } from "./kit.js";
 import { finished, letter, span, terms } from "./collective.js";
 // The ranks on a circle, each with its row of chunks in miniature, and an arrow for every transfer of the step.
-const NODE_W = 72, NODE_H = 42;
+export const NODE_W = 72, NODE_H = 42;
 // up to four ranks a smaller picture: it then stands beside the table even in a narrow column
 const sizes = ranks => (ranks > 4 ? { width: 390, height: 330, rx: 155, ry: 140 } : { width: 304, height: 268, rx: 114, ry: 109 });
 
@@ -24,7 +24,8 @@ function way(src, dst, ranks, along) {
   return points.filter(p => !inside(p, [x0, y0], 3) && !inside(p, [x1, y1], 5));
 }
 
-function arrow(points, kind, rank) {
+/** An arrow along points; its head needs at least four of them. */
+export function arrow(points, kind, rank) {
   const [x, y] = points.at(-1), [px, py] = points.at(-4) || points[0], turn = (Math.atan2(y - py, x - px) * 180) / Math.PI;
   return svg("g", { class: `ddp-arrow ${kind}`, style: `--ddp-rank: var(--ddp-${rank % 8})` },
     svg("path", { d: "M" + points.slice(0, -2).map(p => p.map(v => v.toFixed(1)).join(" ")).join("L"), fill: "none" }),
@@ -32,7 +33,7 @@ function arrow(points, kind, rank) {
 }
 
 /** The label that travels with an arrow, at its resting place; `from` is where it starts when it moves. */
-function parcel(text, [x, y], from, rank) {
+export function parcel(text, [x, y], from, rank) {
   const half = text.length * 3.8 + 7;
   const box = svg("g", { class: "ddp-parcel", style: `--ddp-rank: var(--ddp-${rank % 8})` },
     svg("rect", { x: -half, y: -10, width: 2 * half, height: 20, rx: 10 }), svg("text", { y: 4 }, text));
@@ -40,8 +41,9 @@ function parcel(text, [x, y], from, rank) {
   return svg("g", { transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` }, box);
 }
 
-function node(rank, row, ranks) {
-  const [x, y] = place(rank, ranks), wide = (NODE_W - 10) / row.length;
+/** One rank, at (x, y): its name and its chunks in miniature. */
+export function node(rank, row, ranks, [x, y]) {
+  const wide = (NODE_W - 10) / row.length;
   const cells = row.map((held, chunk) => {
     const left = -NODE_W / 2 + 5 + chunk * wide, high = (14 * new Set(held).size) / ranks, full = finished(held, ranks);
     return [
@@ -75,5 +77,5 @@ export function ringPicture({ schedule, held, before, step, direction, title, mo
     pairs.map(([src, dst]) => arrow(path(src, dst), "ddp-idle", src)),
     sent.map(([, src, dst]) => arrow(path(src, dst), "ddp-busy", src)),
     direction !== 0 && title.map((line, i) => svg("text", { class: `ddp-title${i}`, x: width / 2, y: height / 2 - 6 + 18 * i }, line)),
-    held.map((row, rank) => node(rank, row, ranks)), parcels);
+    held.map((row, rank) => node(rank, row, ranks, place(rank, ranks))), parcels);
 }

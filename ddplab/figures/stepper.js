@@ -1,6 +1,7 @@
 import { h, bytes, choice, select, transport } from "./kit.js";
 import { VARIANTS, ring, states, finished, letter, span, terms } from "./collective.js";
 import { ringPicture } from "./ringpicture.js";
+import { hostPicture } from "./hostpicture.js";
 import { notes } from "./notes.js";
 // The stepper: the reader drives a collective step by step. Ranks and variant are chosen in the figure, unless a schedule came as data.
 const NAMES = { article: "article", textbook: "textbook", nccl: "NCCL", gloo: "gloo" };
@@ -21,8 +22,19 @@ function frame(model) {
   };
 }
 
-const phaseNames = schedule => (schedule.scatters ? ["reduce-scatter", "all-gather"] : ["reduce", "broadcast"]);
-const phase = (schedule, step) => (step === 0 ? "start" : phaseNames(schedule)[step <= schedule.reduce_steps ? 0 : 1]);
+/** [name, steps] of each phase, in order. */
+function phasesOf(schedule) {
+  const [first, second] = schedule.scatters ? ["reduce-scatter", "all-gather"] : ["reduce", "broadcast"];
+  return schedule.phases || [[first, schedule.reduce_steps], [second, schedule.steps - schedule.reduce_steps]];
+}
+
+/** Which phase a step belongs to, -1 at the start. */
+function phaseIndex(schedule, step) {
+  let end = 0;
+  return step === 0 ? -1 : phasesOf(schedule).findIndex(([, length]) => (end += length) >= step);
+}
+
+const phase = (schedule, step) => phasesOf(schedule)[phaseIndex(schedule, step)]?.[0] ?? "start";
 
 /** What became of one slot of one rank in this step. */
 function slot({ schedule, variant, step, sent, held, owned, direction }, rank, chunk) {
@@ -72,7 +84,7 @@ const LEGEND = [["+", "added in this step"], ["=", "copied in this step"], ["↗
 function render({ model, el }) {
   const live = () => model.get("schedule") || ring(model.get("ranks"), model.get("variant"));
   const say = step => `step ${step} of ${live().steps}, ${phase(live(), step)}`;
-  const [first, second] = [h("span", {}), h("span", {})], phases = h("div", { class: "ddp-phases", "aria-hidden": "true" }, first, second);
+  const spans = phasesOf(live()).map(() => h("span", {})), phases = h("div", { class: `ddp-phases ${spans.length > 2 ? "more" : ""}`, "aria-hidden": "true" }, spans);
   const { bar, show } = transport(model, { last: () => live().steps, say, above: phases });
   const picture = h("div", {}), chunks = h("div", {}), panes = h("div", { class: "ddp-panes" }, picture, chunks), note = h("div", { class: "ddp-note" }), cost = h("p", { class: "ddp-cost" });
   const legend = h("p", { class: "ddp-legend" }), spoken = h("p", { class: "ddp-spoken", "aria-live": "polite" });
@@ -82,23 +94,26 @@ function render({ model, el }) {
 
   let shown = null;
   const draw = () => {
-    const view = frame(model), { schedule, step } = view, names = phaseNames(schedule);
+    const view = frame(model), { schedule, step } = view;
     show();
-    [first, second].forEach((span, i) => {
-      const length = i ? schedule.steps - schedule.reduce_steps : schedule.reduce_steps, on = phase(schedule, step) === names[i];
-      span.textContent = `${names[i]}: ${length} step${length === 1 ? "" : "s"}`;
-      span.style.flexGrow = length;
-      span.className = on ? "on" : "";
+    phasesOf(schedule).forEach(([name, length], i) => {
+      spans[i].textContent = `${name}: ${length} step${length === 1 ? "" : "s"}`;
+      spans[i].style.flexGrow = length;
+      spans[i].className = phaseIndex(schedule, step) === i ? "on" : "";
     });
     const turn = view.direction > 0 ? "↻" : "↺", title = [step ? `step ${step} of ${schedule.steps}` : "start", `${step ? phase(schedule, step) : "ring"} ${turn}`];
-    panes.classList.toggle("ddp-many", schedule.ranks > 4 || schedule.chunks > NARROW);
-    picture.replaceChildren(ringPicture({ ...view, title, moved: shown !== null && step === shown + 1 }));
+    const stacked = schedule.ranks > 2 * (schedule.ranks_per_host || schedule.ranks); // three hosts and more want the whole width
+    panes.classList.toggle("ddp-many", schedule.ranks > 4 || schedule.chunks > NARROW || stacked);
+    panes.classList.toggle("ddp-stacked", stacked);
+    const draw = schedule.ranks_per_host ? hostPicture : ringPicture;
+    picture.replaceChildren(draw({ ...view, title, moved: shown !== null && step === shown + 1 }));
     chunks.replaceChildren(table(view));
     const { text, alarm, cost: price, full } = notes(view, phase(schedule, step));
     note.replaceChildren(h("p", {}, text), ...(alarm ? [h("p", { class: "ddp-alarm" }, alarm)] : []));
     cost.replaceChildren(...price);
     const signs = LEGEND.filter(([sign]) => sign !== "✗" || view.variant === "article");
     if (view.direction && schedule.chunks > NARROW) signs.push(["B1…E1", "the sum along the ring from B1 to E1"]);
+    if (schedule.ranks_per_host) signs.push(["1, 2", "on an arrow: the chunks that it carries; thick: from host to host"]);
     legend.replaceChildren(...signs.map(([sign, meaning]) => h("span", {}, h("b", {}, sign), ` ${meaning}`)));
     if (shown !== null) spoken.textContent = full;
     shown = step;
@@ -122,7 +137,7 @@ function render({ model, el }) {
     : [choice(model, "variant", "Ring", Object.keys(VARIANTS).map(key => [key, NAMES[key], hints[key]])), select(model, "ranks", "Ranks", ranks)];
   el.classList.add("ddp-stepper");
   el.append(h("div", { class: "ddp-controls" }, ...choices, select(model, "nbytes", "Gradient S", sizes)), bar,
-    h("div", { class: "ddp-panes" }, picture, chunks), note, cost,
+    panes, note, cost,
     legend, spoken);
   draw();
 }

@@ -7,12 +7,12 @@ import math
 from typing import Any
 
 from ddplab.figures.base import Figure, still_svg
-from ddplab.schedule import Schedule, ring
+from ddplab.figures.hostlayout import COLOURS, MAX_HOSTS, host_picture, phases
+from ddplab.schedule import Schedule, hierarchical, ring
 from ddplab.symbolic import label
 
 # variant -> (first_chunk, direction) of ddplab.ring; figures/collective.js holds the same table
 VARIANTS = {"article": (+1, +1), "textbook": (0, +1), "nccl": (-1, +1), "gloo": (+1, -1)}
-COLOURS = ("#3b7ddd", "#d9730d", "#2e9e5b", "#9a60d0", "#d94a55", "#1796a8", "#d2559f", "#8f8a12")
 MAX_RANKS, MAX_CHUNKS, MAX_TRANSFERS = 16, 16, 2000
 
 
@@ -21,12 +21,22 @@ class Stepper(Figure):
 
     schedule: a `ddplab.Schedule`.  step: the step it opens at, 0 (nothing sent) to `schedule.steps`.
     nbytes: the payload S in bytes that the byte counts are for.  caption: shown below the figure.
-    Raises ValueError for a schedule too large to read as a picture, a step outside it or a payload below 1 byte.
+    ranks_per_host: draw hosts as boxes, with rank r on host r // ranks_per_host, up to 4 of them; None draws a circle.
+    Raises ValueError for a schedule too large to read as a picture, a step outside it, a payload below 1 byte, or hosts
+    that do not hold all ranks.
     """
 
     module = "stepper.js"
 
-    def __init__(self, schedule: Schedule, *, step: int = 0, nbytes: float = 102.4e6, caption: str = "") -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        step: int = 0,
+        nbytes: float = 102.4e6,
+        caption: str = "",
+        ranks_per_host: int | None = None,
+    ) -> None:
         if not isinstance(schedule, Schedule):
             raise ValueError(f"Stepper draws a ddplab.Schedule, not {type(schedule).__name__}.")
         n, chunks = schedule.ranks, schedule.chunks
@@ -46,8 +56,18 @@ class Stepper(Figure):
             "scatters": chunks > 1 and None not in _owned(schedule),
             "transfers": [[*row[:4], bool(row.reduce)] for row in schedule.transfers],
         }
+        if ranks_per_host is not None:
+            hosts = _hosts(schedule, ranks_per_host)
+            state |= {
+                "name": f"{state['name']} on {hosts} host{'s' * (hosts != 1)}",
+                "ranks_per_host": ranks_per_host,
+                "phases": phases(schedule, ranks_per_host),
+            }
         self._open(schedule, step, nbytes)
+        self.ranks_per_host = ranks_per_host
         super().__init__(caption, schedule=state, step=self.step, nbytes=nbytes)
+
+    ranks_per_host: int | None = None
 
     def _open(self, schedule: Schedule, step: int, nbytes: float) -> None:
         if not (isinstance(nbytes, (int, float)) and math.isfinite(nbytes) and nbytes >= 1):
@@ -63,27 +83,32 @@ class Stepper(Figure):
     def text(self) -> str:
         """The ranks, the steps and what each rank holds at the opening step."""
         s = self.schedule
+        where = f" on hosts of {self.ranks_per_host}" if self.ranks_per_host else ""
         rows = "; ".join(f"GPU{r}: {', '.join(_labels(s, row))}" for r, row in enumerate(s.states()[self.step]))
-        return f"{s.name}: {s.ranks} ranks, {s.chunks} chunks, {s.steps} steps. After step {self.step}: {rows}."
+        return f"{s.name}: {s.ranks} ranks{where}, {s.chunks} chunks, {s.steps} steps. After step {self.step}: {rows}."
 
     def svg(self) -> str:
         """The opening frame: the ranks on a circle with the arrows, and the table of chunks beside it."""
         s = self.schedule
         held = [_labels(s, row, limit=3) for row in s.states()[self.step]]
         wide = max(46, 10 + 8 * max(len(cell) for row in held for cell in row))
-        size = max(230, 40 + 30 * s.ranks)
-        parts = [_circle(s, self.step, size)]
+        size: float = max(230, 40 + 30 * s.ranks)
+        if self.ranks_per_host:
+            picture, wide_picture, size = host_picture(s, self.step, self.ranks_per_host)
+        else:
+            picture, wide_picture = _circle(s, self.step, size), size
+        parts = [picture]
         for r, row in enumerate(held):
             y = (size - 30 * s.ranks) / 2 + 30 * r
-            parts.append(f'<text x="{size + 10}" y="{y + 19:g}">GPU{r}</text>')
+            parts.append(f'<text x="{wide_picture + 10:g}" y="{y + 19:g}">GPU{r}</text>')
             for c, words in enumerate(row):
-                x, full = size + 60 + c * (wide + 4), words.startswith("SUM")
+                x, full = wide_picture + 60 + c * (wide + 4), words.startswith("SUM")
                 look = 'stroke="#2e9e5b" fill="#dff2e6"' if full else 'stroke="#999" fill="none"'
                 parts.append(
                     f'<rect x="{x}" y="{y:g}" width="{wide}" height="26" rx="4" {look}/>'
                     f'<text x="{x + wide / 2:g}" y="{y + 18:g}" text-anchor="middle">{html.escape(words)}</text>'
                 )
-        return still_svg(size + 70 + s.chunks * (wide + 4), size, "".join(parts))
+        return still_svg(wide_picture + 70 + s.chunks * (wide + 4), size, "".join(parts))
 
 
 class RingStepper(Stepper):
@@ -111,12 +136,30 @@ class RingStepper(Stepper):
 
 
 def figure_of(schedule: Schedule, **options: Any) -> Stepper:
-    """The figure of a schedule: `RingStepper` where it is one of the four known rings, else `Stepper`."""
+    """The figure of a schedule: `RingStepper` where it is one of the four known rings, else `Stepper`, with hosts as
+    boxes where it is hierarchical."""
     if 2 <= schedule.ranks <= 8:
         for variant, (first, direction) in VARIANTS.items():
             if schedule == ring(schedule.ranks, first_chunk=first, direction=direction):
                 return RingStepper(schedule.ranks, variant, **options)
+    for k in range(2, MAX_HOSTS + 1) if schedule.name == "hierarchical" and schedule.ranks <= MAX_RANKS else ():
+        g, rest = divmod(schedule.ranks, k)
+        if not rest and g > 1 and schedule == hierarchical(k, g):
+            options.setdefault("ranks_per_host", g)
     return Stepper(schedule, **options)
+
+
+def _hosts(schedule: Schedule, ranks_per_host: Any) -> int:
+    """How many hosts of that many ranks there are."""
+    if isinstance(ranks_per_host, bool) or not isinstance(ranks_per_host, int) or ranks_per_host < 1:
+        raise ValueError(f"ranks_per_host must be a whole number of at least 1, not {ranks_per_host!r}.")
+    hosts, rest = divmod(schedule.ranks, ranks_per_host)
+    if rest or not 1 <= hosts <= MAX_HOSTS:
+        raise ValueError(
+            f"{schedule.name} has {schedule.ranks} ranks: {ranks_per_host} on each host must divide them, into at most "
+            f"{MAX_HOSTS} hosts."
+        )
+    return hosts
 
 
 def _direction(schedule: Schedule) -> int:
