@@ -25,6 +25,7 @@ from ddplab.timeline import Compression, predict_step
 from ddplab.transfers import count, number
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
 SENDS_NOTHING = Compression("noop", 0.0)
@@ -157,6 +158,22 @@ def fit_step(
     if step(scaled, rate, half) < fp16_s:
         extra = _root(lambda x: step(scaled, rate, replace(half, decode_s_per_byte=x)) - fp16_s, 1e-15, 1e-6)
     return StepFit(scaled, _on(costs, rate), replace(half, decode_s_per_byte=extra), runs, contention)
+
+
+def speedups(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each run against plain fp32 with the same ranks, hosts and buckets; runs without such a partner are left out.
+
+    frame: rows with method ("none" is fp32), bucket_cap_mb, ranks, ranks_per_host, predicted_ms, measured_ms, p25_ms,
+    p75_ms.  Returns predicted and measured speed-up, and low and high: quarter against opposite quarter.
+    """
+    key = ["ranks", "ranks_per_host", "bucket_cap_mb"]
+    plain = frame[frame.method == "none"].drop_duplicates(key)
+    both = frame[frame.method != "none"].merge(plain, on=key, suffixes=("", "_of_fp32"))
+    out = both[["method", *key]].copy()
+    for kind in ("predicted", "measured"):
+        out[kind] = both[f"{kind}_ms_of_fp32"] / both[f"{kind}_ms"]
+    out["low"], out["high"] = both.p25_ms_of_fp32 / both.p75_ms, both.p75_ms_of_fp32 / both.p25_ms
+    return out
 
 
 def _step(

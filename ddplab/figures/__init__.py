@@ -4,6 +4,7 @@ from ddplab.figures.base import Figure
 from ddplab.figures.buckets import BucketFigure
 from ddplab.figures.compression import CompressionFigure
 from ddplab.figures.crossover import CrossoverFigure
+from ddplab.figures.headline import HeadlineFigure
 from ddplab.figures.linkhealth import LinkFigure
 from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
@@ -17,6 +18,7 @@ __all__ = [
     "CompressionFigure",
     "CrossoverFigure",
     "Figure",
+    "HeadlineFigure",
     "LinkFigure",
     "LinkLoads",
     "OverlapFigure",

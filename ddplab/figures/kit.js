@@ -68,6 +68,20 @@ export function range(model, key, label, { min = 0, max, step = 1, text = String
   return h("label", { class: "ddp-field" }, h("span", { class: "ddp-label" }, label), input, out);
 }
 
+/** A field to type a number into; what lies outside of min to max is not taken and marked as wrong. */
+export function entry(model, key, label, { min, max, whole = false }) {
+  const input = h("input", { type: "number", ...own, min, max, step: whole ? 1 : "any", "aria-label": label });
+  input.addEventListener("input", () => {
+    const value = input.valueAsNumber, good = value >= min && value <= max && (!whole || Number.isInteger(value));
+    input.setAttribute("aria-invalid", String(!good));
+    if (good) put(model, key, value);
+  });
+  const show = () => { if (input.valueAsNumber !== model.get(key)) input.value = model.get(key); };
+  model.on(`change:${key}`, show);
+  show();
+  return h("label", { class: "ddp-field" }, h("span", { class: "ddp-label" }, label), input);
+}
+
 const ICONS = { back: "M13 3 5 8l8 5z", play: "M4 2.5 13 8l-9 5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", forward: "M3 3l8 5-8 5z" };
 const icon = name => svg("svg", { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true" },
   svg("path", { d: ICONS[name], fill: "currentColor" }));
