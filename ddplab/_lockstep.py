@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ class Meeting:
     """What a meeting found out; the same on every rank."""
 
     used: list[bool]  # for each tensor: does any rank have it?
-    alike: bool  # do several ranks hold the same values, and not only zeros?
+    alike: bool  # do the ranks' tensors have the same sums, and not only zeros? `identical` tells for sure
 
 
 class Lockstep:
@@ -64,6 +65,14 @@ class Lockstep:
         used = [any(word >> (i % _WORD) & 1 for word in words[i // _WORD]) for i in range(len(tensors))]
         digests = {row[2] for row in table}
         return Meeting(used, alike=self._ranks > 1 and len(digests) == 1 and digests != {-1})
+
+    def identical(self, tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Do all ranks hold the same `tensors`, to the bit? Every rank reads all its bytes for it."""
+        checksum = 0
+        for t in tensors:
+            raw = b"none" if t is None else _real(t).reshape(-1).view(torch.uint8).cpu().numpy()
+            checksum = zlib.crc32(raw, checksum)
+        return len({tuple(row) for row in self._gather([checksum])}) == 1
 
     def finish(self, step: int) -> None:
         """This rank has taken its last step, number `step`. RuntimeError on every rank if another goes on."""
@@ -104,6 +113,17 @@ class Lockstep:
         dist.all_gather_object(every, repr(options), group=self.group)
         other = next(r for r, text in enumerate(every) if text != every[0])
         raise ValueError(f"the ranks' options differ: rank 0 has {every[0]}, rank {other} has {every[other]}")
+
+
+def check_same_parameters(names: Sequence[str], params: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """ValueError on every rank unless all ranks have parameters of the same names, shapes and dtypes, in this order."""
+    every: list = [None] * dist.get_world_size(group)
+    mine = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in zip(names, params, strict=True)]
+    dist.all_gather_object(every, mine, group=group)
+    for rank, theirs in enumerate(every):
+        pairs = zip_longest(every[0], theirs, fillvalue="no more")
+        for here, there in ((a, b) for a, b in pairs if a != b):
+            raise ValueError(f"the ranks' parameters differ: rank 0 has {here}, rank {rank} has {there}")
 
 
 def _sums(tensors: Sequence[torch.Tensor | None]) -> list[float]:
