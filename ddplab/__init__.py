@@ -38,7 +38,8 @@ _HOME = {
         "measured": "measure_timeline",
         "hookcosts": "calibrate_hook",
         "headline": "Headline headline ThreeRuns three_runs",
-        "capstone": "StepFit fit_step noop_hook link_for save_profile load_profile speedups",
+        "capstone": "StepFit fit_step noop_hook link_for save_profile load_profile thinned speedups "
+        "resnet50_step resnet50_job",
         "crossover": "Compressor Crossover crossover",
         "stepcounts": "StepCounts",
         "hooks.base": "HookState NonFiniteGradient comm_hook",
@@ -54,6 +55,8 @@ _HOME = {
         "onebit_adam": "OneBitAdam",
         "local_sgd": "PostLocalSGD DiLoCo",
         "paired": "paired Paired",
+        "convergence": "converge verdicts",
+        "recipes": "RECIPES Recipe",
         "compression_checks": "check_onebit check_routing_bytes",
         "figures": "Figure LinkFigure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure "
         "TuningFigure CompressionFigure CrossoverFigure HeadlineFigure",

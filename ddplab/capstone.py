@@ -41,6 +41,32 @@ def noop_hook(state, bucket):  # no annotations: torch wants exactly its own on 
     return future
 
 
+def resnet50_step(batch: int = 2, pixels: int = 64, seed: int = 0) -> tuple[torch.nn.Module, torch.Tensor, Callable]:
+    """Inside a rank: torchvision's ResNet-50, random images and a loss of its output; on the rank's GPU if it has one.
+
+    The same parameters on every rank; images differ, as the ranks' random state does.
+    """
+    import torch
+    import torchvision
+
+    device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+    images = torch.randn(batch, 3, pixels, pixels, device=device)
+    labels = torch.randint(0, 1000, (batch,), device=device)
+    torch.manual_seed(seed)
+    model, loss = torchvision.models.resnet50().to(device), torch.nn.CrossEntropyLoss()
+    return model, images, lambda out: loss(out, labels)
+
+
+def resnet50_job(batch: int = 2, pixels: int = 64) -> Callable[[], tuple[torch.nn.Module, Callable]]:
+    """For `measure_timeline`: a ResNet-50 that really computes, with this batch a rank and square images."""
+
+    def make() -> tuple[torch.nn.Module, Callable]:
+        model, images, loss = resnet50_step(batch, pixels)
+        return model, lambda ddp: loss(ddp(images))
+
+    return make
+
+
 def link_for(seconds: float, nbytes: int, ranks: int) -> Link:
     """The link on which the ring all-reduce of `nbytes` takes `seconds`, with no latency; TCP's wire efficiency."""
     number(seconds, "seconds", above=True), count(nbytes, "nbytes", error=ValueError)
@@ -77,6 +103,14 @@ def load_profile(path: str | Path, compute_s: float | None = None) -> tuple[Prof
     if compute_s is not None:
         profile = profile.scaled(number(compute_s, "compute_s", above=True) / profile.compute_s)
     return profile, about
+
+
+def thinned(profile: Profile, factor: int) -> Profile:
+    """The same step in small: gradients and times divided by `factor`, so their ratio stays. Parameters become flat."""
+    count(factor, "factor", error=ValueError)
+    small = profile.scaled(1 / factor)
+    gradients = tuple(g._replace(elements=max(1, g.elements // factor), shape=None) for g in small.gradients)
+    return replace(small, gradients=gradients, source=f"{small.source}, gradients / {factor}")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ddplab.transfers import count
 if TYPE_CHECKING:
     from ddplab.hosts import Hosts
 
-CAPS_MIB = (5, 25)  # two bucket sizes tell seconds a bucket from seconds a byte
+CAPS_MIB = (5, 25, 100)  # several bucket sizes tell seconds a bucket from seconds a byte
 
 
 def calibrate_hook(
@@ -30,7 +30,7 @@ def calibrate_hook(
     hosts: Hosts | None = None,
     name: str | None = None,
     factor: float | None = None,
-    repeats: int = 3,
+    repeats: int = 2,
     device: str = "auto",
     realtime: bool = False,
 ) -> Compression:

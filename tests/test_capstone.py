@@ -100,6 +100,15 @@ def test_the_recorded_resnet50_is_torchvisions() -> None:
     assert sum(g.elements for g in profile.gradients) == RESNET50_PARAMETERS
 
 
+def test_a_thinned_profile_keeps_the_ratio_of_bytes_to_time() -> None:
+    small = dl.thinned(PROFILE, 8)
+    assert small.nbytes == PROFILE.nbytes // 8 and small.compute_s == pytest.approx(PROFILE.compute_s / 8)
+    for link in ("0.1gbit", "1gbit"):
+        full = predict_step(PROFILE, 4, dl.Link.parse(link, latency_s=0), 8)
+        assert predict_step(small, 4, dl.Link.parse(link, latency_s=0), 1).step_s == pytest.approx(full.step_s / 8)
+    assert dl.thinned(Profile((Gradient("b", 3, 0.0, 0, "float32", (3,)),), 0, 1), 8).gradients[0].elements == 1
+
+
 def test_a_wrong_shape_is_named() -> None:
     with pytest.raises(ValueError, match=r"w of shape \(2, 3\) has 6 elements, not 5"):
         Profile((Gradient("w", 5, 0.0, 0, "float32", (2, 3)),), 0, 1)
@@ -138,9 +147,9 @@ def test_a_hooks_costs_are_measured_on_all_ranks() -> None:
     """A sleep lasts at least as long as it was told to: the encoding holds it, whatever the machine does."""
     small = Profile(tuple(Gradient(f"w{i}", 2_000_000, 0.0, i, "float32", (1000, 2000)) for i in range(2)), 0, 0)
     cost = dl.calibrate_hook(slow_hook, small, ranks=2, repeats=1, device="cpu")
-    # 5 MiB: two buckets; 25 MiB: one
-    assert cost.encode_s_per_byte * 2 * small.nbytes >= 3 * ENCODE_S
-    assert cost.factor == pytest.approx(300 / (2 * small.nbytes))  # the ring of 2 ranks sends each byte once
+    # 5 MiB: two buckets; 25 and 100 MiB: one
+    assert cost.encode_s_per_byte * 3 * small.nbytes >= 4 * ENCODE_S
+    assert cost.factor == pytest.approx(400 / (3 * small.nbytes))  # the ring of 2 ranks sends each byte once
     assert cost.name == "slow_hook" and cost.decode_s_per_byte >= 0 and cost.bucket_s >= 0
     with pytest.raises(TypeError, match="ddplab.Profile"):
         dl.calibrate_hook(slow_hook, None)
