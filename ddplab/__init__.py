@@ -29,6 +29,7 @@ _HOME = {
         "accumulate": "accumulate assert_grads_in_sync",
         "checks": "CheckError check_all_gather check_reduce_scatter check_ring",
         "ddp_checks": "check_ddp",
+        "level_checks": "check_two_level",
         "steptimes": "Timeline",
         "timeline": "Compression predict_step best_bucket_cap",
         "profile": "Profile record",
