@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ddplab.hooks.wire import _among as new_group_among
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -126,11 +128,12 @@ def _table(mesh: DeviceMesh) -> list[list[int]]:
 
 def _groups(table: Sequence[Sequence[int]], parent: dist.ProcessGroup) -> dist.ProcessGroup | None:
     """A new group for each row of ranks; the one that this rank is in, None if it is in no row."""
-    whole, mine = dist.get_world_size(parent) == dist.get_world_size(), None
-    for ranks in table:
+    whole, backend, mine = dist.get_world_size(parent) == dist.get_world_size(), dist.get_backend_config(parent), None
+    for ranks in map(list, table):
         inside = dist.get_rank() in ranks
-        if whole or inside:  # ranks outside `parent` cannot take part; inside it everybody does, as torch wants it
-            options = {"backend": dist.get_backend_config(parent), "use_local_synchronization": not whole}
-            made = dist.new_group(list(ranks), **options)
-            mine = made if inside else mine
+        if whole:  # all ranks make all groups, as torch wants it
+            made = dist.new_group(ranks, backend=backend)
+        elif inside:  # the others may know nothing of this hierarchy
+            made = new_group_among(ranks, backend)
+        mine = made if inside else mine
     return mine

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Hierarchical(HookState):
     """Reduce-scatter inside each host, all-reduce across hosts, all-gather inside: see `ddplab.twolevel`.
 
-    Paper: Jia et al., Highly Scalable Deep Learning Training System with Mixed-Precision (arXiv:1807.11205).
+    Paper: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning, MLSys 2019.
     Bytes: S inside and across are those of the gradients; 2 (hosts - 1) / hosts S leave a host, not 2 (n - 1) / n S.
     Bias: none; another order of addition than a flat all-reduce.
     Memory: parts of about 4 MiB; nothing stays.
