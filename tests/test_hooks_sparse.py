@@ -38,7 +38,7 @@ def test_largest_leaves_nothing_larger_and_random_draws_differ(numbers, ratio):
     rest = flat.clone()
     rest[largest(flat, k)] = 0
     assert rest.abs().max() <= flat[largest(flat, k)].abs().min()
-    # Stich, Cordonnier and Jaggi 2018, definition 2.1: what one step leaves
+    # Stich, Cordonnier and Jaggi 2018: what one step leaves
     assert rest.double().square().sum() <= (1 - k / n) * flat.double().square().sum() + 1e-9
 
 

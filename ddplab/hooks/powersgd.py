@@ -17,6 +17,7 @@ from torch import nn
 
 from ddplab.hooks.agreement import require_agreement
 from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.residuals import deliver
 from ddplab.transfers import count
 
 _TOO_LARGE = "gradients of bucket {} are too large: a product or sum of them left float32's range"
@@ -40,7 +41,7 @@ def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     By Householder's QR, which gives r orthonormal columns whatever the matrix is: also where columns depend on each
     other or are zero, for which Gram-Schmidt would divide by zero.
     """
-    return torch.linalg.qr(matrix).Q
+    return torch.linalg.qr(matrix.double()).Q.to(matrix.dtype)  # thin, so float64 costs little: P P^T is a projection
 
 
 class _Part(NamedTuple):
@@ -82,7 +83,8 @@ class PowerSGD(HookState):
 
     What is held back on a rank is M - P P^T M, of its own M. The authors' code and torch's `powerSGD_hook` hold back
     M - P Q^T with the *mean* Q. Both have the same mean over the ranks, so both lose nothing; but the second also keeps
-    what ranks differ by inside the span of P, which nobody ever sends, and grows with every step.
+    what ranks differ by inside the span of P, which nobody ever sends. With noisy gradients it grows as the square root
+    of the steps; ours stops growing, because P comes round to all directions that the mean has.
 
     Args:
         rank: r, the rank of the approximation. The paper uses 1 to 4 for images, up to 32 for language.
@@ -117,9 +119,6 @@ class PowerSGD(HookState):
         self._steps = 0
 
     def encode(self, bucket: dist.GradBucket) -> _Work:
-        if bucket.index() == 0:
-            self._before.clear()
-            self._steps += 1
         gradients = bucket.buffer()
         flag = self.find_nonfinite(gradients)
         parts = self._parts(bucket)
@@ -163,10 +162,14 @@ class PowerSGD(HookState):
             self._q[part.place] = q.clone()
             means[part] = (p @ q.T).view(-1)
         for part, mean in means.items():
-            piece = result[part.lo : part.hi].copy_(mean)
-            if self.error_feedback and piece.dtype != mean.dtype:
-                corrected[part.lo : part.hi] += mean - piece  # what a 16-bit gradient rounds off, on all ranks alike
+            held = corrected[part.lo : part.hi] if self.error_feedback else None
+            deliver(mean, result[part.lo : part.hi], held)
         return result
+
+    def begin(self) -> None:
+        super().begin()
+        self._before.clear()
+        self._steps += 1
 
     def rollback(self) -> None:
         super().rollback()

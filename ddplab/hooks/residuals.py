@@ -51,6 +51,17 @@ def positive_zeros(values: torch.Tensor) -> torch.Tensor:
     return values.detach().float() + 0.0
 
 
+def deliver(mean: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """Put a float32 mean into `out`, a gradient of any dtype, which may be `mean` itself. What a 16-bit gradient rounds
+    off goes into the residual, if there is one: on all ranks alike, so the mean of the residuals holds it once."""
+    if out is mean:
+        return out
+    out.copy_(mean)
+    if residual is not None and out.dtype != mean.dtype:
+        residual += mean.sub_(out)
+    return out
+
+
 class Residuals:
     """float32 residuals per parameter: 8 bytes an element, because a step that fails has to be undone.
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from ddplab.hooks.agreement import require_agreement
 from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.residuals import deliver
 from ddplab.transfers import count, number
 
 _ALIGN = 8  # bytes: each part of a message starts at a multiple of the largest element's size
@@ -58,13 +59,6 @@ class _Sparse(HookState):
             return bucket.buffer().float()
         old, new = self.residuals.take(bucket)
         return torch.add(old, bucket.buffer(), out=new)
-
-    def _deliver(self, mean: torch.Tensor, bucket: dist.GradBucket, residual: torch.Tensor) -> torch.Tensor:
-        """The mean in the bucket's dtype. What a 16-bit gradient rounds off is held back too, on all ranks alike."""
-        result = bucket.buffer().copy_(mean)
-        if self.error_feedback and result.dtype != mean.dtype:
-            residual += mean.sub_(result)
-        return result
 
 
 class TopK(_Sparse):
@@ -121,7 +115,7 @@ class TopK(_Sparse):
         # Rank after rank: a rank's indices differ, so CUDA's atomic additions have no choice of order either.
         for _, index, values in messages:
             mean.index_add_(0, index, values.float(), alpha=1 / self.world_size)
-        return self._deliver(mean, bucket, residual)
+        return deliver(mean, bucket.buffer(), residual if self.error_feedback else None)
 
 
 class RandomK(_Sparse):
@@ -180,7 +174,7 @@ class RandomK(_Sparse):
             self.check(self.gather_flag(flag, values.device), bucket)
         mean = torch.zeros_like(residual)
         mean[index] = values[:-1]
-        return self._deliver(mean, bucket, residual)
+        return deliver(mean, bucket.buffer(), residual if self.error_feedback else None)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"draws": self._draws, "seed": self.seed}
