@@ -135,6 +135,4 @@ def test_the_operations_for_cuda_give_the_same_bytes(codec, n):
     else:  # the two scales may differ in the last bit, and a value may sit on the edge between two steps
         assert (codes.view(torch.int8).int() - data[split:].view(torch.int8).int()).abs().max() <= 1
     torch.testing.assert_close(codec.decode_whole(scales, codes, n), said, rtol=0, atol=0)
-    torch.testing.assert_close(
-        codec.decode_whole(*codec._parts(data, n), n), decoded(codec, data, n), rtol=0, atol=0
-    )
+    torch.testing.assert_close(codec.decode_whole(*codec._parts(data, n), n), decoded(codec, data, n), rtol=0, atol=0)

@@ -121,9 +121,11 @@ class HookState:
             self._begin_step()
         self._await_end_of_backward()
         future: Future = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
-        if buffer.layout != torch.strided or not buffer.is_floating_point():
-            what = "sparse" if buffer.layout != torch.strided else f"{buffer.dtype}".removeprefix("torch.")
-            error = TypeError(f"{what} gradients not supported: bucket {bucket.index()}, {self._name(bucket, 0)}")
+        unfit = "sparse" if buffer.layout != torch.strided else ""
+        if not unfit and any(p.is_complex() for p in bucket.parameters()):  # torch hands them over as pairs of floats
+            unfit = "complex"
+        if unfit:
+            error = TypeError(f"{unfit} gradients not supported: bucket {bucket.index()}, {self._name(bucket, 0)}")
             self._lane.submit(partial(self._run, _raise, error, buffer, future))
         elif self.world_size == 1:
             future.set_result(buffer)
@@ -233,6 +235,10 @@ class HookState:
         self.settle()
         if failure is not None and not forgiven:
             raise failure
+
+    def drain(self) -> None:
+        """Wait until the lane is through with all buckets so far."""
+        self._lane.drain()
 
     def settle(self) -> None:
         """Wait until all buckets are through; if the step failed, undo it."""

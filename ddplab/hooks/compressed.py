@@ -10,10 +10,10 @@ from torch import nn
 
 from ddplab.hooks.base import HookState
 from ddplab.hooks.codec import Codec
-from ddplab.hooks.residuals import Flat
+from ddplab.hooks.residuals import Flat, deliver
 from ddplab.hooks.twophase import TwoPhase
 
-Work = tuple[dist.GradBucket, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Work = tuple[dist.GradBucket, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 class CompressedState(HookState):
@@ -59,11 +59,14 @@ class CompressedState(HookState):
             if not finite and flag < 0:  # finite by itself, not together with what was held back, or in float32
                 flag = max(0, self.find_nonfinite(gradients.float() + (0.0 if old is None else old)))
             self.two.flag(rows, flag)
-        return bucket, rows, server_old, server_new
+        return bucket, rows, new, server_old, server_new
 
     def exchange(self, work: Work) -> torch.Tensor:
-        bucket, rows, old, new = work
-        return self.two.exchange(rows, bucket.buffer(), old, new, lambda flags: self.check(flags, bucket))
+        bucket, rows, worker, old, new = work
+        out = bucket.buffer()
+        mean = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
+        self.two.exchange(rows, mean, old, new, lambda flags: self.check(flags, bucket))
+        return deliver(mean, out, worker)
 
     def _server(self, bucket: dist.GradBucket) -> Flat:
         """The residual of the shard of this bucket that this rank owns."""
@@ -71,7 +74,10 @@ class CompressedState(HookState):
         flat = self._servers.get(bucket.index())
         if flat is not None and flat.layout == layout:
             return flat
-        for index in [i for i, other in self._servers.items() if not other.touched]:  # the buckets are new ones
+        stale = [i for i, other in self._servers.items() if not other.touched]
+        if stale:  # the buckets are new ones; the lane may still be writing residuals of those before this one
+            self.drain()
+        for index in stale:
             self._fold(self._servers.pop(index))
         part = self.two.shard(buffer.numel())
         self._servers[bucket.index()] = flat = Flat(layout, torch.zeros(part.stop - part.start, device=buffer.device))
