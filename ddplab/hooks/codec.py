@@ -68,8 +68,8 @@ class Codec:
         return self.mean(data.view(1, -1), out)
 
     def mean(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """The mean of what the rows encode, written into `out`. rows: uint8, shape (N, nbytes(out.numel()) or more), each
-        row starting at a multiple of 4 bytes."""
+        """The mean of what the rows encode, written into `out`. rows: uint8, shape (N, nbytes(out.numel()) or more),
+        each row starting at a multiple of 4 bytes."""
         parts = [self._parts(row, out.numel()) for row in rows]
         if out.is_cuda:
             return out.copy_(sum(self.decode_whole(s, c, out.numel()) for s, c in parts) / len(rows))
