@@ -10,13 +10,14 @@ State = dict[str, Any]  # step (a tensor, as in torch), exp_avg (m), exp_avg_sq 
 Group = dict[str, Any]  # lr, betas, eps, weight_decay, decoupled_weight_decay
 
 
-def check_options(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """ValueError for what Adam cannot work with."""
+def check_options(lr: float, betas: tuple[float, float], eps: float, weight_decay: float, floor: float) -> None:
+    """ValueError for what (1-bit) Adam cannot work with."""
     for name, value, fits in (
         ("lr", lr, lr >= 0),
         ("betas", betas, len(betas) == 2 and all(0 <= beta < 1 for beta in betas)),
         ("eps", eps, eps >= 0),
         ("weight_decay", weight_decay, weight_decay >= 0),
+        ("floor", floor, 0 <= floor <= 1),
     ):
         if not fits:
             raise ValueError(f"{name} is out of range: {value!r}")
@@ -56,10 +57,14 @@ def frozen_step(p: torch.Tensor, momentum: torch.Tensor, state: State, group: Gr
     _move(p, state, group, group["betas"][0] if corrected else 0.0, 0.0)
 
 
-def freeze(state: State, group: Group) -> None:
-    """Divide v by 1 - beta2^t, once and for all; a parameter that took no step has no v to divide."""
-    if steps := float(state["step"]):
-        state["exp_avg_sq"].div_(1 - group["betas"][1] ** steps)
+def freeze(state: State, group: Group, corrected: bool, floor: float) -> None:
+    """The last change of v: divide it by 1 - beta2^t; lift what is above 0 to `floor` times the parameter's mean."""
+    v, steps = state["exp_avg_sq"], float(state["step"])
+    if not steps or not v.numel():
+        return
+    if corrected:
+        v.div_(1 - group["betas"][1] ** steps)
+    v.copy_(torch.where(v > 0, v.clamp(min=floor * float(v.mean())), v))
 
 
 def _decay(p: torch.Tensor, grad: torch.Tensor, group: Group) -> torch.Tensor:

@@ -38,7 +38,7 @@ class OneBitAdam(torch.optim.Optimizer):
                        m = mean of the m_i, 1 bit a value, with error feedback at the worker and at the server
                        x = x - lr m / (sqrt(v) + eps), v as it was after step `warmup`
 
-    With v constant the step is linear in what is sent; then what error feedback adds later makes up for what was lost.
+    With v constant the step is linear in what is sent, so what error feedback adds later makes up for what was lost.
     After every step all ranks hold the same x, m and v, to the bit.
 
     Args:
@@ -50,21 +50,21 @@ class OneBitAdam(torch.optim.Optimizer):
             formulas and DeepSpeed's code have no correction: False.
         preconditioned: what is compressed. False: m, as in the paper. True: m / (sqrt(v) + eps), the step it makes. One
             scale stands for thousands of values, and in m it throws those of a small variance far out: on a small CNN
-            with pixels that hardly ever change, False ended in NaN, and True kept up with Adam.
+            with pixels that hardly ever change, False ended in NaN.
+        floor: v is frozen at no less than this part of its parameter's mean. Adam's v would grow when a value that had
+            next to no gradient gets one; a frozen v does not. 0.0 in the paper.
         stable: the switch warns unless the L1 norm of v changed by a factor between `stable` and 1 / `stable` in the
             1 / (1 - beta2) steps before it (in a short warm-up: in its second half). The paper freezes v where that
             norm has levelled off. None: no check.
         error_feedback: False throws away what compression lost, to show what goes wrong.
-        process_group: the ranks that train together; default all.
-        exchange: averages the momenta; default `TwoPhase` with one bit a value, or something with its methods.
+        process_group: the ranks that train together; default all. exchange: another `TwoPhase` than that of one bit.
 
     A value without a gradient on any rank during the warm-up has no variance, and eps alone would throw it out of the
     model. It is not sent and keeps its value; the first gradient that is lost so is warned about. A parameter without a
     gradient on some ranks counts as zero there. One that nobody used in a step is skipped in the warm-up, and moves on
     with its momentum after it. float64 momenta travel as float32. No sparse gradients, no complex parameters.
 
-    Under a DDP, forward and backward belong inside `with ddp.no_sync():`. A DDP that averages the gradients is noticed
-    by their being equal, and refused.
+    Under a DDP, forward and backward belong inside `with ddp.no_sync():`. One that averages the gradients is refused.
 
     Memory: 12 bytes a value (m, v, residual), 4/N for the server's residual, and as much again during a step. It loses
     where the link is fast, where the warm-up is most of the run, where the variance changes after the switch.
@@ -93,6 +93,7 @@ class OneBitAdam(torch.optim.Optimizer):
         stable: float | None = 0.96,
         error_feedback: bool = True,
         preconditioned: bool = True,
+        floor: float = 1e-2,
         process_group: dist.ProcessGroup | None = None,
         exchange: Any = None,
     ):
@@ -100,20 +101,19 @@ class OneBitAdam(torch.optim.Optimizer):
             raise TypeError("OneBitAdam takes parameters: model.parameters(), or model.named_parameters()")
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError("OneBitAdam needs torch.distributed: use ddplab.launch or torchrun")
-        check_options(lr, betas, eps, weight_decay)
+        check_options(lr, betas, eps, weight_decay, floor)
         self.warmup = whole(warmup, "warmup", least=1)  # without any there is no variance to divide by
         self.bias_correction, self.error_feedback, self.preconditioned = bias_correction, error_feedback, preconditioned
         self.group = process_group or dist.group.WORLD
         if dist.get_rank(self.group) < 0:
             raise RuntimeError(f"rank {dist.get_rank()} is not in the process group given to OneBitAdam")
-        self.steps = 0  # taken so far
-        self._ranks, self._sent = dist.get_world_size(self.group), 0
+        self.floor, self.steps = floor, 0  # steps taken so far
+        self._ranks, self._sent, self._warned = dist.get_world_size(self.group), 0, False
         self._lockstep: Lockstep | None = None  # until the first step, and after a group was added
         self._watch = VarianceWatch(self.warmup, stable, betas[1])
         self._residuals: tuple[torch.Tensor, torch.Tensor] | None = None  # worker's, server's; from the switch on
         self._pairs: list[tuple[dict[str, Any], torch.Tensor]] = []  # groups and parameters that have a variance
         self._live: torch.Tensor | None = None  # which of their values are sent; None: all
-        self._warned = False
         self._exchange = TwoPhase(SignCodec(), self.group) if exchange is None else exchange
         decay = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps} | decay)
@@ -129,7 +129,7 @@ class OneBitAdam(torch.optim.Optimizer):
         return self._residuals is not None
 
     def residual_norm(self) -> float:
-        """L2 norm of what error feedback holds back on this rank, as worker and as server; 0.0 in the warm-up."""
+        """The L2 norm of what error feedback holds back on this rank, as worker and as server; 0.0 in the warm-up."""
         return float(torch.cat(self._residuals).norm()) if self.compressing else 0.0
 
     @torch.no_grad()
@@ -183,8 +183,8 @@ class OneBitAdam(torch.optim.Optimizer):
     def _freeze(self) -> None:
         """The switch: from here on v stays as it is, and what has no v is not sent."""
         self._check_same_values(self._lockstep, "at the switch")
-        for group, p in self._each() if self.bias_correction else ():
-            freeze(self._state(p), group)
+        for group, p in self._each():
+            freeze(self._state(p), group, self.bias_correction, self.floor)
         self._lay_out()
 
     def _lay_out(self) -> None:

@@ -302,18 +302,28 @@ def link_traffic():
     return {(kind.__name__, every): bytes_of(kind, every, 8) for kind in (PostLocalSGD, DiLoCo) for every in (1, 4)}
 
 
+def on_three():
+    """All that needs no links, in one launch."""
+    parts = (against_closed_forms, against_ddp, all_resumes, odd_models, mistakes)
+    return {part.__name__: part() for part in parts}
+
+
+@pytest.fixture(scope="module")
+def three():
+    return launch(on_three, ranks=RANKS, device="cpu", timeout=300)
+
+
 # -- what is right -----------------------------------------------------------------------------------------------------
 
 
-def test_both_follow_the_papers():
-    found = launch(against_closed_forms, ranks=RANKS, device="cpu")
+def test_both_follow_the_papers(three):
     right = {
         "post": alone(8, every=3, warmup=2),
         "diloco": alone(9, every=3, outer={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
         "heavy ball": alone(8, every=2, outer={"lr": 0.5, "momentum": 0.8}),
         "mean": alone(8, every=1),
     }
-    for rank, row in enumerate(found):
+    for rank, row in enumerate(row["against_closed_forms"] for row in three):
         for name, want in right.items():
             torch.testing.assert_close(row[name][3], want, rtol=0, atol=1e-6, msg=f"{name} on rank {rank}")
         assert row["post"][0] == [True, True, False, False, True, False, False, True]
@@ -323,19 +333,19 @@ def test_both_follow_the_papers():
         assert all(row[name][2] for name in row)
 
 
-def test_with_h_of_one_both_are_data_parallel_training():
-    for row in launch(against_ddp, ranks=RANKS, device="cpu"):
+def test_with_h_of_one_both_are_data_parallel_training(three):
+    for row in (row["against_ddp"] for row in three):
         for name in ("post", "warmup", "diloco"):
             torch.testing.assert_close(row[name], row["ddp"], rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit():
-    for row in launch(all_resumes, ranks=RANKS, device="cpu"):
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(three):
+    for row in (row["all_resumes"] for row in three):
         assert row == {case: (True, True) for case in row}
 
 
-def test_buffers_and_odd_parameters():
-    for row in launch(odd_models, ranks=2, device="cpu"):
+def test_buffers_and_odd_parameters(three):
+    for row in (row["odd_models"] for row in three):
         for (how, kind), (same, equal, never, frozen, moved, dtypes, counted) in row.items():
             assert same is (how == "average"), kind
             assert equal and moved
@@ -344,9 +354,8 @@ def test_buffers_and_odd_parameters():
             assert counted == 4
 
 
-def test_mistakes_are_sentences_on_every_rank():
-    found = launch(mistakes, ranks=RANKS, device="cpu")
-    for rank, row in enumerate(found):
+def test_mistakes_are_sentences_on_every_rank(three):
+    for rank, row in enumerate(row["mistakes"] for row in three):
         assert row["nan"].startswith("ValueError: rank 1, step 2: the value of '0.weight' holds NaN or infinity in ")
         assert row["nan, warm-up"].startswith("ValueError: rank 1, step 1: the gradient of '0.weight' holds NaN")
         assert row["nan, diloco"].startswith("ValueError: rank 1, step 2: the value of '0.weight' holds NaN")
@@ -386,7 +395,7 @@ def test_the_kernel_counts_the_bytes_of_a_ring_over_h():
     n, size = 4, (500 * 400 + 400) * 4
     ring = 2 * (n - 1) / n * size
     with Hosts(n, link="10gbit") as hosts:
-        for row in launch(link_traffic, ranks=n, hosts=hosts):
+        for row in launch(link_traffic, ranks=n, hosts=hosts, timeout=300):
             for (kind, every), (ours, kernel) in row.items():
                 assert ours == pytest.approx(ring * 8 / every, rel=1e-3), kind
                 assert kernel == pytest.approx(ours, rel=0.02), kind

@@ -76,9 +76,6 @@ def outcome(call) -> str:
     return "; ".join([said, *(f"{w.category.__name__}: {w.message}" for w in seen)])
 
 
-GROUPS = {"weight_decay": 0.1}
-
-
 def grouped(model: nn.Module) -> list[dict]:
     first, last = list(model[0].parameters()), list(model[2].parameters())
     return [{"params": first, "lr": 0.02}, {"params": last, "betas": (0.8, 0.95), "weight_decay": 0.0}]
@@ -118,7 +115,7 @@ def warm_up_beside_adam():
     return found
 
 
-def exact_momenta(corrected, decoupled):
+def exact_momenta(corrected, decoupled, preconditioned):
     model = net()
     optimizer = OneBitAdam(
         grouped(model),
@@ -128,6 +125,8 @@ def exact_momenta(corrected, decoupled):
         warmup=4,
         bias_correction=corrected,
         stable=None,
+        preconditioned=preconditioned,
+        floor=0.0,
         exchange=Exact(),
     )
     train(model, optimizer, 10)
@@ -135,11 +134,11 @@ def exact_momenta(corrected, decoupled):
 
 
 def exact_runs():
-    return {case: exact_momenta(*case) for case in ((True, False), (False, True))}
+    return {case: exact_momenta(*case) for case in ((True, False, True), (False, True, False))}
 
 
-def formulas(corrected, decoupled, warmup=4, steps=10):
-    """The paper's algorithm in one process: the compressor is the identity, all numbers are float64."""
+def formulas(corrected, decoupled, preconditioned, warmup=4, steps=10):
+    """The paper's algorithm in one process, in float64, the compressor being the identity (in whatever units)."""
     model = net(dtype=torch.float64)
     options = [{"lr": 0.02, "betas": (0.9, 0.999), "decay": 0.1}, {"lr": 0.01, "betas": (0.8, 0.95), "decay": 0.0}]
     options = [options[0], options[0], options[1], options[1]]
@@ -191,6 +190,17 @@ def without_feedback():
     model = net()
     train(model, OneBitAdam(model.parameters(), lr=0.01, warmup=3, stable=None), 6)
     return first, values(model)
+
+
+def floors():
+    """The frozen variances of a parameter, for a floor of 0 and of one half of the mean."""
+    found = []
+    for floor in (0.0, 0.5):
+        model = net()
+        optimizer = OneBitAdam(model.parameters(), warmup=3, stable=None, floor=floor)
+        train(model, optimizer, 4)
+        found.append(optimizer.state[model[0].weight]["exp_avg_sq"])
+    return found
 
 
 def resumed(cut):
@@ -410,7 +420,14 @@ def mistakes():
         "no gradient": outcome(lambda: [o.step() for o in [made()[1]] for _ in range(3)]),
         "bad": [
             outcome(lambda: made(**bad))  # noqa: B023
-            for bad in ({"warmup": 0}, {"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}, {"stable": 2.0})
+            for bad in (
+                {"warmup": 0},
+                {"lr": -1.0},
+                {"betas": (0.9, 1.0)},
+                {"eps": -1.0},
+                {"stable": 2.0},
+                {"floor": 2.0},
+            )
         ],
     }
 
@@ -424,55 +441,85 @@ def one_rank():
 
 
 def traffic():
-    """Bytes of one step in the warm-up and of one after it: ours, and what left this host's link."""
+    """(ours, the kernel's) bytes of one step in the warm-up and of four after it; the switch is in between."""
     torch.manual_seed(0)
-    model = nn.Linear(1000, 400)
-    optimizer = OneBitAdam(model.parameters(), warmup=3, stable=None)
-    made, found = torch.Generator().manual_seed(dist.get_rank()), []
-    for _ in range(6):
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=made)
+    model = nn.Linear(2000, 800)
+    optimizer = OneBitAdam(model.parameters(), warmup=2, stable=None)
+    made = torch.Generator().manual_seed(dist.get_rank())
+
+    def steps(count):
         dist.barrier()
         ours, kernel = optimizer.wire_bytes, link_bytes().sent
-        optimizer.step()
-        found.append((optimizer.wire_bytes - ours, link_bytes().sent - kernel))
-    return found[1], found[-1]
+        for _ in range(count):
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=made)
+            optimizer.step()
+        return optimizer.wire_bytes - ours, link_bytes().sent - kernel
+
+    return [steps(count) for count in (1, 1, 1, 4)][1::2]
+
+
+def on_three():
+    """All that needs three ranks, in one launch."""
+    parts = (exact_runs, lock_step, all_resumes, odd_parameters, mistakes)
+    return {part.__name__: part() for part in parts}
+
+
+def on_two():
+    parts = (warm_up_beside_adam, without_feedback, floors, under_ddp, stability)
+    return {part.__name__: part() for part in parts}
+
+
+@pytest.fixture(scope="module")
+def three():
+    return launch(on_three, ranks=RANKS, device="cpu", timeout=300)
+
+
+@pytest.fixture(scope="module")
+def two():
+    return launch(on_two, ranks=2, device="cpu", timeout=300)
 
 
 # -- what is right -----------------------------------------------------------------------------------------------------
 
 
-def test_the_warm_up_is_torchs_adam_to_the_bit():
-    for row in launch(warm_up_beside_adam, ranks=2, device="cpu"):
+def test_the_warm_up_is_torchs_adam_to_the_bit(two):
+    for row in (row["warm_up_beside_adam"] for row in two):
         assert row == {name: (True, True) for name in ("plain", "bf16", "f64", "groups", "decoupled")}
 
 
-def test_with_an_exact_exchange_it_is_momentum_sgd_over_the_frozen_variance():
-    for row in launch(exact_runs, ranks=RANKS, device="cpu"):
+def test_with_an_exact_exchange_it_is_momentum_sgd_over_the_frozen_variance(three):
+    for row in (row["exact_runs"] for row in three):
         for case, found in row.items():
             torch.testing.assert_close(found, formulas(*case), rtol=0, atol=1e-6)
 
 
-def test_all_ranks_are_equal_after_every_step():
-    for row in launch(lock_step, ranks=RANKS, device="cpu"):
+def test_all_ranks_are_equal_after_every_step(three):
+    for row in (row["lock_step"] for row in three):
         assert len(row) == 21
         for k, (same, compressing, norm, sent) in enumerate(row):
             assert same and sent > 0
             assert compressing is (norm > 0) is (k % 7 >= 3)
 
 
-def test_error_feedback_can_be_switched_off():
-    for off, on in launch(without_feedback, ranks=2, device="cpu"):
+def test_error_feedback_can_be_switched_off(two):
+    for off, on in (row["without_feedback"] for row in two):
         assert not torch.equal(off, on)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit():
-    for row in launch(all_resumes, ranks=RANKS, device="cpu"):
+def test_the_variance_is_frozen_no_lower_than_its_floor(two):
+    for as_it_is, lifted in (row["floors"] for row in two):
+        assert bool((as_it_is < 0.5 * as_it_is.mean()).any())
+        assert torch.equal(lifted, as_it_is.clamp(min=0.5 * as_it_is.mean().item()))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(three):
+    for row in (row["all_resumes"] for row in three):
         assert row == [(True, True, 9)] * 3
 
 
-def test_what_has_no_variance_stays_as_it_is():
-    for moved, said, same in launch(odd_parameters, ranks=RANKS, device="cpu"):
+def test_what_has_no_variance_stays_as_it_is(three):
+    for moved, said, same in (row["odd_parameters"] for row in three):
         assert same
         assert all(moved["always"]) and all(moved["some_ranks"])
         assert not any(moved["later"] + moved["never"] + moved["frozen"])
@@ -480,14 +527,14 @@ def test_what_has_no_variance_stays_as_it_is():
         assert "step 7: 4 values get their first gradient after the warm-up of 4 steps" in said[6]
 
 
-def test_under_a_ddp_only_inside_no_sync():
-    for same, refused in launch(under_ddp, ranks=2, device="cpu"):
+def test_under_a_ddp_only_inside_no_sync(two):
+    for same, refused in (row["under_ddp"] for row in two):
         assert same
         assert refused.startswith("RuntimeError: step 1: all ranks hold the same gradients. If a DDP averages them")
 
 
-def test_the_switch_warns_of_a_variance_that_is_not_stable():
-    for rank, row in enumerate(launch(stability, ranks=2, device="cpu")):
+def test_the_switch_warns_of_a_variance_that_is_not_stable(two):
+    for rank, row in enumerate(row["stability"] for row in two):
         assert row["steady"] == row["unasked"] == "None"
         if rank:
             assert row["growing"] == row["shrinking"] == "None"  # one rank speaks for all
@@ -499,8 +546,8 @@ def test_the_switch_warns_of_a_variance_that_is_not_stable():
         assert "RuntimeWarning" in row["shrinking"]
 
 
-def test_mistakes_are_sentences_on_every_rank():
-    for rank, row in enumerate(launch(mistakes, ranks=RANKS, device="cpu")):
+def test_mistakes_are_sentences_on_every_rank(three):
+    for rank, row in enumerate(row["mistakes"] for row in three):
         for case, step in (("nan in warm-up", 2), ("nan after it", 4)):
             said, unchanged, same = row[case]
             assert said.startswith(f"ValueError: rank 1, step {step}: the gradient of '2.weight' holds NaN or infinity")
@@ -530,17 +577,17 @@ def test_mistakes_are_sentences_on_every_rank():
 
 
 def test_alone_it_sends_nothing():
-    assert launch(one_rank, ranks=1, device="cpu") == [(0, 0.0, True)]
+    assert launch(one_rank, ranks=1, device="cpu", timeout=300) == [(0, 0.0, True)]
 
 
 def test_the_kernel_counts_one_bit_a_value():
     if problem := hosts_problem():
         pytest.skip(problem)
-    n, size = 4, (1000 * 400 + 400) * 4
+    n, size = 4, (2000 * 800 + 800) * 4
     ring = 2 * (n - 1) / n * size
     with Hosts(n, link="10gbit") as hosts:
-        for (warm, warm_kernel), (bits, bits_kernel) in launch(traffic, ranks=n, hosts=hosts):
+        for (warm, warm_kernel), (bits, bits_kernel) in launch(traffic, ranks=n, hosts=hosts, timeout=300):
             assert warm == pytest.approx(ring, rel=0.001)
             assert warm_kernel == pytest.approx(warm, rel=0.03)
-            assert bits <= 0.035 * ring
-            assert bits_kernel == pytest.approx(bits, rel=0.1)
+            assert 1 / 32 * ring < bits / 4 <= 0.035 * ring
+            assert bits_kernel == pytest.approx(bits, rel=0.05)  # acknowledgements weigh more beside few bytes
