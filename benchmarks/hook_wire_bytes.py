@@ -73,6 +73,7 @@ def main() -> None:
             counts = dl.launch(count, method, args.steps, hosts=hosts, timeout=300)
             mean = {key: sum(one[key] for one in counts) / len(counts) for key in counts[0]}
             rows.append({"method": method, **mean})
+            print(f"{method}: {mean['kernel_B']:.0f} bytes a step", flush=True)
     frame = pd.DataFrame(rows)
     frame["of_fp32"] = frame["kernel_B"] / frame["kernel_B"].iloc[0]
     frame["kernel_over_wire"] = frame["kernel_B"] / frame["wire_B"]

@@ -10,5 +10,5 @@
 | `hierarchical.py`  | `Hierarchical`: all bytes, on two levels of links   | 1 on the inner links, less on the outer |
 
 Below them: `base.py` (what all share), `lane.py` (the communication thread), `wire.py` (counted collectives),
-`residuals.py` (error feedback, per parameter), `codec.py` and `twophase.py` (an exchange for things that do not add up).
+`residuals.py` (error feedback, per parameter), `codec.py` and `twophase.py` (an exchange of things that do not add).
 """

@@ -1,0 +1,51 @@
+"""Bytes of the communication hooks: the kernel's count on emulated links against `wire_bytes` and against fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hook_cases import Given, hooked, step
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from ddplab.hooks.cast import bf16, fp16
+from ddplab.hooks.int8 import int8
+from ddplab.hooks.onebit import onebit
+from ddplab.hosts import Hosts, hosts_problem, link_bytes
+from ddplab.launch import launch
+
+SHARE = {"fp16": 0.5, "bf16": 0.5, "int8": 0.25, "onebit": 1 / 32}
+STEPS = 2
+
+
+def counted():
+    """By method: (kernel's bytes, the state's bytes, the fp32 ring's) for some steps, sent by this rank."""
+    torch.manual_seed(dist.get_rank())
+    found = {}
+    for method, make in {"fp16": fp16, "bf16": bf16, "int8": int8, "onebit": onebit}.items():
+        # 1-bit: few bytes, beside which the headers of barriers and acknowledgements would count
+        shapes = [(512, 1024), (1024,), (1000, 1000)] if method != "onebit" else [(2048, 2048), (1024,), (2048, 1024)]
+        ddp, state = hooked(make, Given(*shapes), lambda m: TorchDDP(m, bucket_cap_mb=3))
+        gradients = [torch.randn(shape) for shape in shapes]
+        for _ in range(2):  # the buckets are rebuilt after the first step
+            step(ddp, *gradients)
+        dist.barrier()
+        sent, wire = link_bytes().sent, state.wire_bytes
+        for _ in range(STEPS):
+            step(ddp, *gradients)
+        dist.barrier()
+        values, n = sum(g.numel() for g in gradients), dist.get_world_size()
+        found[method] = link_bytes().sent - sent, state.wire_bytes - wire, STEPS * 8 * (n - 1) / n * values
+        state.close()
+    return found
+
+
+@pytest.mark.skipif(bool(hosts_problem()), reason=str(hosts_problem()))
+def test_the_kernel_counts_what_the_state_says():
+    with Hosts(4, link="10gbit") as hosts:
+        ranks = launch(counted, hosts=hosts, timeout=180)
+    for method, share in SHARE.items():
+        for kernel, wire, ring in (found[method] for found in ranks):
+            assert wire / ring == pytest.approx(share, rel=0.005), "payload: scales and flags are next to nothing"
+            assert 1.0 <= kernel / wire < 1.03, method
+        assert sum(found[method][0] for found in ranks) / sum(found[method][2] for found in ranks) < share * 1.035
