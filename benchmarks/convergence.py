@@ -1,6 +1,7 @@
 """What compression does to learning: every method, five paired seeds, a small CNN on real digits, 4 gloo ranks.
 
     python benchmarks/convergence.py --record     # everything, and labs/results/convergence.json; minutes
+    python benchmarks/convergence.py --record --only DiLoCo "1-bit Adam"    # these anew, the others as recorded
     python benchmarks/convergence.py --links      # two methods on emulated hosts: predicted against measured
     python benchmarks/convergence.py              # the tables of what was recorded
 
@@ -33,10 +34,12 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
         return file["pixels"], file["label"]
 
 
-def record(jobs: int) -> pd.DataFrame:
-    """All runs, one launch a method and learning rate."""
+def record(jobs: int, only: list[str] | None = None) -> pd.DataFrame:
+    """All runs, one launch a method and learning rate; with `only`, of these methods."""
     pixels, labels = digits()
     work = [(name, 1.0) for name in dl.RECIPES] + [(name, SMALLER) for name in AGAIN]
+    if only is not None:
+        work = [item for item in work if item[0] in only]
 
     def one(item: tuple[str, float]) -> pd.DataFrame:
         name, lr_factor = item
@@ -75,13 +78,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="train everything and record it")
     parser.add_argument("--links", action="store_true", help="measure two methods on emulated hosts")
+    parser.add_argument("--only", nargs="+", choices=dl.RECIPES, help="with --record: train only these methods")
     parser.add_argument("--jobs", type=int, default=2, help="launches side by side (default 2)")
     options = parser.parse_args()
     if options.links:
         print(links().to_string(float_format="{:,.4f}".format))
         return
     if options.record:
-        runs = record(options.jobs)
+        runs = record(options.jobs, options.only)
+        if options.only:
+            known = dl.load_results(RECORD)[0]
+            runs = pd.concat([known[~known.method.isin(options.only)], runs], ignore_index=True)
         rounded = runs.round({"loss": 6, "test_loss": 6, "test_accuracy": 4, "slow_s": 6, "fast_s": 6})
         what = "4 gloo ranks, 16 images a rank and step; seconds are predicted: 5 ms a step, 100 Mbit/s and 10 Gbit/s"
         dl.save_results(RECORD, rounded, what=what, script="benchmarks/convergence.py --record")
