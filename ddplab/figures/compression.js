@@ -88,7 +88,7 @@ function lattice(steps, step, worker, method, wide, name) {
         parts.push(svg("path", { d: `M${x - 2} ${middle - tall}h${width + 4}`, stroke: "currentColor", "stroke-width": 2.5 }, svg("title", {}, String(beside[i]))));
       }
       const edge = beside ? Math.max(height, v * beside[i] > 0 ? Math.abs(beside[i]) * scale : 0) : height;
-      word(short(v), column * (i + 0.5), v >= 0 ? middle - edge - 3 : middle + edge + 11);
+      word(short(v), column * (i + 0.5), v >= 0 ? middle - edge - (beside ? 5 : 3) : middle + edge + (beside ? 13 : 11));
     });
     y += high;
   };
