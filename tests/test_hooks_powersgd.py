@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from hook_cases import delay
 from torch import nn
 
 import ddplab as dl
@@ -240,3 +241,40 @@ def test_ranks_that_disagree_are_told():
 
     said = "PowerSGD's rank must be the same on all ranks: rank 0: 1, rank 1: 2"
     assert dl.launch(differ, ranks=2, show=False) == [said] * 2
+
+
+def test_buckets_in_flight_with_random_delays_give_the_same_bits():
+    """PowerSGD, top-k and random-k under torch's DDP with at least 6 buckets: late lanes change nothing."""
+
+    def train(make, seed, unused):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(12, 12), nn.Tanh())])
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-5, find_unused_parameters=unused)
+        state, hook = make()
+        seen = set()
+
+        def counting(state, bucket):
+            seen.add(bucket.index())
+            return hook(state, bucket)
+
+        ddp.register_comm_hook(state, counting)
+        if seed:
+            delay(state, seed + dist.get_rank(), 0.004)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(4):
+            optimizer.zero_grad()
+            ddp(torch.randn(3, 12, generator=generator)).square().sum().backward()
+            optimizer.step()
+        state.close()
+        return len(seen), torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+    def steps():
+        makers = (lambda: dl.powersgd(1), lambda: dl.topk(0.1), lambda: dl.randomk(0.1))
+        return [[train(make, seed, unused) for seed in (0, 100)] for make in makers for unused in (False, True)]
+
+    ranks = dl.launch(steps, ranks=3, show=False, timeout=180)
+    for runs in zip(*ranks, strict=True):
+        (buckets, first), *others = [run for rank in runs for run in rank]
+        assert buckets >= 6 and first.isfinite().all()
+        assert all(torch.equal(first, other) for _, other in others)
