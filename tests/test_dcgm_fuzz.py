@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from conftest import ROOT
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from damage import for_seeds
 
 import ddplab as dl
 from ddplab.dcgm.dmon import read_dmon
@@ -72,8 +71,6 @@ def test_a_mangled_text_gives_a_table_or_our_own_error(name):
     files, read, tables = FORMATS[name]
     originals = [(DATA / file).read_bytes().decode() for file in files]
 
-    @settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.integers(0, 2**63))
     def check(seed):
         draw = random.Random(seed)
         text = mangled(draw.choice(originals), draw)
@@ -83,7 +80,7 @@ def test_a_mangled_text_gives_a_table_or_our_own_error(name):
             for table in tables:
                 survives(table, text)
 
-    check()
+    for_seeds(check)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import random
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from damage import for_seeds
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplab import _plainpickle
@@ -299,7 +300,6 @@ def test_plain_containers_come_back(value, protocol):
 
 
 SEEDS = [pickle.dumps(DUMP, 2), pickle.dumps(DUMP, 4), as_json(DUMP).encode(), json.dumps(DUMP).encode()]
-SEED = st.integers(0, 2**48)  # drawing each random number from hypothesis takes five times as long
 VALUES = [
     None,
     -1,
@@ -319,25 +319,29 @@ VALUES = [
 ]
 
 
-@given(st.integers(0, 3), SEED)
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_mangled_bytes(tmp_path, which, seed):
+def test_mangled_bytes(tmp_path):
     """Cut, flip, drop, repeat: a table or a FlightError, nothing else."""
-    rng = random.Random(seed)
-    path = tmp_path / "rank_0"
-    path.write_bytes(mangle(SEEDS[which], rng))
-    try:
-        dump = read_dump(path)
-    except FlightError as problem:
-        assert len(str(problem)) < 600
-        return
-    check_rows(path, dump)
+
+    def check(seed):
+        rng = random.Random(seed)
+        path = tmp_path / "rank_0"
+        path.write_bytes(mangle(rng.choice(SEEDS), rng))
+        try:
+            dump = read_dump(path)
+        except FlightError as problem:
+            assert len(str(problem)) < 600
+            return
+        check_rows(path, dump)
+
+    for_seeds(check)
 
 
-@given(SEED)
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_mangled_values(tmp_path, seed):
+def test_mangled_values(tmp_path):
     """Valid files whose fields hold nonsense."""
+    for_seeds(lambda seed: nonsense(tmp_path, seed))
+
+
+def nonsense(tmp_path, seed):
     rng = random.Random(seed)
     dump = json.loads(json.dumps(DUMP))
     for _ in range(rng.randint(1, 4)):
