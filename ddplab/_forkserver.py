@@ -25,6 +25,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 _START, _PRELOAD = b"s", b"p"
 _PARENT_CHECK_S = 5.0
@@ -36,22 +37,26 @@ _server: ForkServer | None = None
 class ForkServer:
     """The caller's end: starts the server process and opens connections to new supervisors."""
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.control, theirs = socket.socketpair()
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self.owner, self.process, self.control = os.getpid(), process, control
+
+    @classmethod
+    def start(cls) -> ForkServer:
+        control, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent)
         code = f"import sys; sys.path.insert(0, {root!r}); from ddplab._forkserver import serve"
         code += f"; serve({theirs.fileno()})"
         # One thread while forking: OpenBLAS and OpenMP would start a pool at import.
         single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with theirs:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal and a kernel interrupt go to the caller alone
                 env={**os.environ, **single},
             )
+        return cls(process, control)
 
     def usable(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
@@ -86,8 +91,16 @@ def fork_server() -> ForkServer:
                 atexit.register(stop)
             else:
                 _server.close()
-            _server = ForkServer()
+            _server = ForkServer.start()
         return _server
+
+
+def adopt(process: Any, control: socket.socket) -> None:
+    """Take for this process's fork server a child of it, in the shape of a Popen, that serves `control`'s other end."""
+    global _server
+    with _lock:
+        atexit.register(stop)
+        _server = ForkServer(process, control)
 
 
 def stop() -> None:

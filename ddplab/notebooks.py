@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,12 +183,20 @@ def execute_all(
 
 
 def _runs(calls: list[tuple[Any, ...]], at_once: int) -> Iterator[Result]:
-    """`execute(*call)` for each call, in order; side by side in processes, because papermill changes the folder."""
+    """`execute(*call)` for each call, in order; side by side in processes, because papermill changes the folder.
+
+    On Linux their kernels are forks of one that has torch and the like already: see `ddplab/_warm.py`.
+    """
     if at_once == 1:
         yield from (execute(*call) for call in calls)
-        return
-    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(execute, *zip(*calls, strict=True))
+    elif sys.platform == "linux":
+        from ddplab import _warm
+
+        with ThreadPoolExecutor(at_once) as pool:
+            yield from pool.map(lambda call: _warm.call(execute, *call), calls)
+    else:
+        with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(execute, *zip(*calls, strict=True))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,8 +6,6 @@ The small notebooks are made here, and run in one go; what must happen to each c
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,7 +46,7 @@ def write_toc(root: Path, names: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One run of `python -m ddplab.notebooks` over notebooks that go wrong in every way, and one that is good."""
+    """One run over notebooks that go wrong in every way, and one that is good."""
     root = tmp_path_factory.mktemp("small {book}")  # papermill formats paths: braces must survive
     cells = {
         "good": [PARAMETERS, "total = STEPS * 10\nprint('total', total, QUICK)", "# only a comment"],
@@ -74,20 +72,25 @@ def run(tmp_path_factory):
         kernel = {"kernelspec": {"name": "conda-env-7", "display_name": "gone"}} if name == "good" else {}
         nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), root / f"{name}.ipynb")
     write_toc(root, list(cells))
-    command = [sys.executable, "-m", "ddplab.notebooks", str(root), "--timeout", "3", "--build", "-p", "STEPS", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     failed = {}
-    for part in done.stdout.split("FAILED ")[1:]:
-        page, _, text = part.partition(", ")
-        failed[page.removesuffix(".ipynb")] = text
-    return SimpleNamespace(root=root, rc=done.returncode, out=done.stdout, err=done.stderr, failed=failed)
+    for result in execute_all(root, {"STEPS": "2"}, 3, say=lambda line: None, at_once=3):
+        if result.error:
+            page, _, text = result.error.partition(", ")
+            failed[page.removesuffix(".ipynb")] = text
+    return SimpleNamespace(root=root, failed=failed)
 
 
-def test_a_failing_run_says_so_and_builds_nothing(run):
-    assert run.rc == 1
-    assert "8 of 9 notebooks failed" in run.err
-    assert not (run.root / "_build/html").exists()
-    assert "Traceback" not in run.err
+def test_a_failing_run_says_so_and_builds_nothing(tmp_path, notebook_file, capsys):
+    """The command, with fresh kernels."""
+    notebook_file(tmp_path / "good.ipynb", [PARAMETERS, "print('total', STEPS)"])
+    notebook_file(tmp_path / "divides.ipynb", [PARAMETERS, "1 / 0"])
+    write_toc(tmp_path, ["good", "divides"])
+    assert main([str(tmp_path), "--timeout", "60", "--build", "-p", "STEPS", "2"]) == 1
+    out, err = capsys.readouterr()
+    assert "total 2" in outputs(tmp_path / "_build/executed/good.ipynb")
+    assert "FAILED divides.ipynb, cell 2: ZeroDivisionError" in out and "Traceback" not in err
+    assert "1 of 2 notebooks failed: divides.ipynb" in err
+    assert not (tmp_path / "_build/html").exists()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_unchanged_notebooks_are_kept_and_changed_ones_run(tmp_path, notebook_fi
     write_toc(tmp_path, ["one"])
 
     def run(**options):
-        return execute_all(tmp_path, options.pop("given", {}), say=lambda line: None, **options)[0]
+        return execute_all(tmp_path, options.pop("given", {}), say=lambda line: None, at_once=2, **options)[0]
 
     assert not run().kept and run().kept
     assert run(given={"STEPS": "10"}).kept, "the default, given, changes nothing"
@@ -152,14 +155,38 @@ def test_unchanged_notebooks_are_kept_and_changed_ones_run(tmp_path, notebook_fi
     assert not (tmp_path / "_build/executed/one.ipynb").exists()
 
 
-def test_notebooks_side_by_side_report_in_order_and_run_in_their_own_folders(tmp_path, notebook_file):
+HERE = """
+import json, os, sys
+import numpy, torch
+from ddplab.launch import launch
+
+def rank():
+    import torch.distributed as dist
+    return dist.get_rank()
+
+print(json.dumps({
+    "folder": os.path.basename(os.getcwd()), "pid": os.getpid(), "drawn": numpy.random.rand(), "path": sys.path,
+    "late": os.environ["LATE"], "threads variable": "OMP_NUM_THREADS" in os.environ, "ranks": launch(rank, ranks=2),
+    "tests": [name for name in sys.modules if name.startswith("test_")],
+}))
+"""
+
+
+def test_notebooks_side_by_side_report_in_order_and_run_in_their_own_folders(tmp_path, notebook_file, monkeypatch):
     for folder in ("a", "b"):
-        notebook_file(tmp_path / folder / "here.ipynb", [PARAMETERS, "import os\nprint(os.path.basename(os.getcwd()))"])
+        notebook_file(tmp_path / folder / "here.ipynb", [PARAMETERS, HERE])
     write_toc(tmp_path, ["a/here", "b/here"])
+    monkeypatch.setenv("LATE", "set by the caller")
     results = execute_all(tmp_path, {}, say=lambda line: None, at_once=2)
     order = [path.relative_to(tmp_path).as_posix() for path in pages(tmp_path)]
     assert [(r.page, r.error) for r in results] == [(page, None) for page in order]
-    assert [outputs(r.output).strip() for r in results] == [page.split("/")[0] for page in order]
+    found = [json.loads(outputs(r.output)) for r in results]
+    assert [each["folder"] for each in found] == [page.split("/")[0] for page in order]
+    assert len({each["drawn"] for each in found}) == len({each["pid"] for each in found}) == 2
+    for each in found:  # what a kernel is forked from does not show
+        assert each["ranks"] == [0, 1] and each["late"] == "set by the caller"
+        assert not each["threads variable"] and not each["tests"]
+        assert "" in each["path"] and str(ROOT / "tests") not in each["path"]
 
 
 def test_an_unknown_parameter_is_an_error(tmp_path, notebook_file, capsys):
