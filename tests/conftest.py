@@ -13,6 +13,7 @@ import http.server
 import os
 import re
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,12 @@ QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-componen
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--given", action="append", default=[], metavar="NAME=VALUE", help="a parameter for the notebooks")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # What a shell starts with `&` ignores Ctrl-C, and so would every program that a test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import ROOT, Watch
 
@@ -48,13 +49,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Pa
         drain.start()
         yield found[0], token, work
     finally:
-        server.terminate()  # JupyterLab ends its kernels; a kernel whose server is gone ends by itself
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        kernels = psutil.Process(server.pid).children(recursive=True)
+        server.kill()  # asked to end, it takes ten seconds; a kernel whose server is gone ends by itself
+        server.wait()
         server.stderr.close()
+        assert psutil.wait_procs(kernels, timeout=20)[1] == []
 
 
 def slider_text(page: Any, figure: int) -> str:

@@ -758,7 +758,7 @@ def test_a_kernel_runs_cells_is_interrupted_and_killed_without_leftovers(tmp_pat
             manager.shutdown_kernel(now=True)
 
 
-def test_it_joins_a_torchrun_job(tmp_path):
+def test_it_joins_a_torchrun_job_and_so_does_bench_which_prints_once(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
         "import os, sys, pathlib\n"
@@ -771,12 +771,15 @@ def test_it_joins_a_torchrun_job(tmp_path):
         "first = launch(fn, 10, ranks=7, seed=2)\n"
         "assert launch(fn, 20)[0][1] == 41\n"
         "pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(repr(first))\n"
+        "from ddplab.cli import main\n"
+        "sys.exit(main('bench all_reduce --sizes 1K --algorithms ring --iters 2'.split()))\n"
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env["COLUMNS"] = "160"  # a test worker has 80, where the table leaves the type out
     result = subprocess.run(
         [*command, "--master-port", str(port), str(script), str(tmp_path)], env=env, capture_output=True, text=True
     )
@@ -785,6 +788,9 @@ def test_it_joins_a_torchrun_job(tmp_path):
     assert results[0] == results[1]
     assert [row[:3] for row in results[0]] == [(0, 21, 2), (1, 21, 3)]
     assert len({row[3] for row in results[0]}) == 1  # both ran in torchrun's own workers
+    assert result.stdout.count("# all_reduce: 2 ranks, gloo on cpu") == 1
+    rows = [line for line in result.stdout.splitlines() if " ring " in line and "float32" in line]
+    assert len(rows) == 1, result.stdout
 
 
 def test_report_of_ranks_that_cannot_reach_each_other():
