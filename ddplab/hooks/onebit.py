@@ -18,8 +18,10 @@ class OneBit(CompressedState):
         H. Tang et al., 1-bit Adam (arXiv:2102.02888), for the two phases and the second residual.
     Bytes: 1/8 an element and 4 a chunk, so 1/32 of the float32 ring's: 3.1 %.
     Bias: every single step is biased, and coarse: each element of a chunk has the same magnitude. With error feedback
-        the sum over steps is right up to the residual, which stays bounded. Without it small gradients are blown up and
-        large ones cut for good.
+        the sum over steps is right up to the residual, which stays bounded. The more the gradients of all steps have in
+        common, the longer it grows before it settles: until the mean magnitude of a chunk is that of its largest common
+        element, which may take hundreds of steps. Without feedback small gradients are blown up and large ones cut for
+        good.
     Memory: 8 bytes an element for the worker's residual (twice, so that a failed step can be undone), 8/N for the
         server's, and 1/8 for a bucket in flight.
     Loses when: the link is fast, since encoding and decoding cost more than two casts; the optimizer divides by the
