@@ -14,6 +14,7 @@ This model is far too small to measure a step on; its loss and its bytes are not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def converge(
     for name, value, least in (("steps", steps, 1), ("every", every, 1), ("batch", batch, 1), ("ranks", ranks, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} is a whole number, {least} or more, not {value!r}")
-    if not 0 < lr_factor < 1e9:
+    if not 0 < lr_factor < math.inf:
         raise ValueError(f"lr_factor is a positive number, not {lr_factor!r}")
     if len(images) - TESTING < ranks * batch:
         raise ValueError(
