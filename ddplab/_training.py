@@ -72,6 +72,7 @@ def train(
             if not math.isfinite(losses["loss"]):
                 break
         if step == steps:
+            trainer.finish()
             break
         if len(waiting) < batch:
             waiting = shuffle.permutation(mine)

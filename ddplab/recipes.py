@@ -46,8 +46,11 @@ class Trainer:
         """Payload bytes that this rank has put on the wire for steps."""
         raise NotImplementedError
 
+    def finish(self) -> None:
+        """After the last step of a run that came to its end, on every rank."""
+
     def close(self) -> None:
-        """After the last step, on every rank."""
+        """Give back what the method holds, on every rank."""
 
 
 class Hooked(Trainer):
@@ -94,8 +97,8 @@ class Own(Trainer):
     def wire_bytes(self) -> int:
         return self.optimizer.wire_bytes
 
-    def close(self) -> None:
-        getattr(self.optimizer, "finish", getattr(self.optimizer, "close", lambda: None))()
+    def finish(self) -> None:
+        getattr(self.optimizer, "finish", lambda: None)()
 
 
 def ring_bytes(nbytes: int) -> int:
