@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,13 @@ from ddplab.trace.intervals import EMPTY, Intervals, intersect, join, subtract, 
 _INPUT = re.compile(
     r"enumerate\(DataLoader\)|data_?load|get_?batch|next_?batch|load_?batch|copy_batch_to_gpu", re.IGNORECASE
 )
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _loads(name: str) -> bool:
+    """Whether a name is one of fetching input. The traces of a job's ranks share their names."""
+    return bool(_INPUT.search(name))
+
 
 PARTS = ("span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 
@@ -58,7 +66,7 @@ class Busy:
 def busy(trace: RankTrace) -> Busy:
     """The sets of time of one rank."""
     marks = trace.marks
-    loading = np.array([i for i, name in enumerate(trace.names) if _INPUT.search(name)], np.int32)
+    loading = np.array([i for i, name in enumerate(trace.names) if _loads(name)], np.int32)
     loads = marks.where(np.isin(marks.name, loading) & ~marks.gpu)
     copies = trace.gpu.where(np.isin(trace.gpu.name, trace.ids("Memcpy HtoD")))
     input = join(union(loads.start_ns, loads.end_ns), union(copies.start_ns, copies.end_ns))

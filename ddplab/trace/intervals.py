@@ -23,7 +23,7 @@ def union(starts: np.ndarray, ends: np.ndarray) -> Intervals:
         starts, ends = starts[order], ends[order]
     ends = np.maximum.accumulate(ends)
     first = np.flatnonzero(starts[1:] > ends[:-1]) + 1
-    return starts[np.r_[0, first]], ends[np.r_[first - 1, len(ends) - 1]]
+    return starts[np.concatenate([[0], first])], ends[np.concatenate([first - 1, [len(ends) - 1]])]
 
 
 def join(*sets: Intervals) -> Intervals:
@@ -66,14 +66,13 @@ def measure(a: Intervals) -> int:
 
 def within(a: Intervals, low: np.ndarray | int, high: np.ndarray | int) -> np.ndarray:
     """Nanoseconds of the set inside each window [low, high)."""
-    return _until(a, np.asarray(high)) - _until(a, np.asarray(low))
-
-
-def _until(a: Intervals, times: np.ndarray) -> np.ndarray:
-    """Nanoseconds of the set before each time."""
-    if not len(a[0]):
-        return np.zeros(times.shape, np.int64)
-    before = np.r_[0, np.cumsum(a[1] - a[0])]
-    at = np.searchsorted(a[0], times, side="right") - 1
-    part = np.minimum(times, a[1][np.maximum(at, 0)]) - a[0][np.maximum(at, 0)]
-    return np.where(at >= 0, before[np.maximum(at, 0)] + part, 0)
+    starts, ends = a
+    times = np.array([low, high], np.int64)
+    if not len(starts):
+        return times[0] * 0
+    before = np.cumsum(ends - starts)  # and each interval itself
+    at = np.searchsorted(starts, times, side="right") - 1
+    inside = np.maximum(at, 0)
+    over = np.maximum(ends[inside] - times, 0)
+    until_low, until_high = np.where(at >= 0, before[inside] - over, 0)
+    return until_high - until_low

@@ -36,12 +36,11 @@ def operations(trace: RankTrace) -> pd.DataFrame:
         if pair not in known:
             known[pair] = _described(trace, *pair)
         columns.append(known[pair])
-    frame = pd.DataFrame(columns, columns=[*KEY, "ranks", "seq", "source"], dtype=object)
-    frame.insert(0, "start_ns", rows.start_ns)
-    frame.insert(1, "end_ns", rows.end_ns)
-    frame.insert(2, "launch_ns", launch)
-    frame.insert(3, "name", [trace.names[i] for i in rows.name.tolist()])
-    return frame
+    table = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "launch_ns": launch}
+    table["name"] = [trace.names[i] for i in rows.name.tolist()]
+    for name in [*KEY, "ranks", "seq", "source"]:
+        table[name] = np.fromiter((column[name] for column in columns), object, len(columns))
+    return pd.DataFrame(table)
 
 
 def _described(trace: RankTrace, own: int, outer: int) -> dict:

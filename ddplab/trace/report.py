@@ -45,13 +45,15 @@ class TraceReport:
             self.notes += [f"{trace.path}: {note}" for note in trace.notes]
         self.busy = [breakdown.busy(trace) for trace in self.traces]
         self._steps = [breakdown.steps(trace, on) for trace, on in zip(self.traces, self.busy, strict=True)]
-        found = []
-        for trace, steps in zip(self.traces, self._steps, strict=True):
-            frame = operations(trace)
-            frame.insert(0, "rank", pd.Series([trace.rank] * len(frame), dtype=object))
-            frame.insert(1, "step", pd.Series(breakdown.step_of(trace, steps, frame), dtype=object))
-            found.append(frame)
-        every, notes = collectives.matched(pd.concat(found, ignore_index=True))
+        found = [operations(trace) for trace in self.traces]
+        ranks, numbers = [], []
+        for trace, steps, frame in zip(self.traces, self._steps, found, strict=True):
+            ranks += [trace.rank] * len(frame)
+            numbers += breakdown.step_of(trace, steps, frame)
+        every = pd.concat(found, ignore_index=True)
+        every.insert(0, "rank", pd.Series(ranks, dtype=object))
+        every.insert(1, "step", pd.Series(numbers, dtype=object))
+        every, notes = collectives.matched(every)
         self.notes += notes
         offsets = stragglers.clock_offsets(every)
         if offsets:
