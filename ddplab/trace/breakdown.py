@@ -123,15 +123,16 @@ def steps(trace: RankTrace, busy: Busy) -> list[dict[str, int]]:
 
 
 def _windows(trace: RankTrace, busy: Busy, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    gpu = trace.gpu
-    launched = np.flatnonzero(gpu.launch_ns >= 0)
-    if not len(launched):
+    called = trace.gpu.launch_ns
+    if called.max(initial=-1) < 0:
         return starts, ends
-    launched = launched[np.argsort(gpu.launch_ns[launched], kind="stable")]
-    begins = np.r_[gpu.start_ns[launched], np.iinfo(np.int64).max]
-    low, high = (np.searchsorted(gpu.launch_ns[launched], times) for times in (starts, ends))
-    first = np.minimum.reduceat(begins, np.stack([low, high], axis=1).ravel())[::2]  # of each step's launches
-    first = np.maximum.accumulate(np.where(high > low, first, starts))
+    order = np.argsort(called, kind="stable")  # what was not launched comes first
+    launches = np.searchsorted(called, [starts, ends], sorter=order).T.tolist()
+    begins = [
+        trace.gpu.start_ns[order[low:high]].min() if high > low else start
+        for (low, high), start in zip(launches, starts, strict=True)
+    ]
+    first = np.maximum.accumulate(begins)
     return first, np.maximum(np.r_[first[1:], busy.end], first)
 
 

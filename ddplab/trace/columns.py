@@ -64,6 +64,7 @@ class Growing:
         self._layout = _LAYOUT[name]
         self.columns = {column: np.empty(0, dtype) for column, dtype in self._layout.items()}
         self.rows = 0
+        self._first: np.ndarray | None = None  # the first start, where times are kept as differences
 
     def add(self, **columns: np.ndarray) -> None:
         """More rows: a value for each column of the layout; further columns are ignored."""
@@ -75,16 +76,26 @@ class Growing:
         self.rows = end
 
     def narrow(self) -> None:
-        """Keep numbers of names and threads in half the room, where they fit, until `table` is asked for."""
+        """Take half the room until `table` is asked for: small numbers of names and threads, differences of times."""
         for name, dtype in self._layout.items():
             column = self.columns[name]
             if dtype == "int32" and column[: self.rows].max(initial=0) < 1 << 15:
                 self.columns[name] = column[: self.rows].astype(np.int16)
+        starts, ends = (self.columns[name][: self.rows] for name in ("start_ns", "end_ns"))
+        since, lasting = np.diff(starts, prepend=starts[:1]), ends - starts
+        if all(-1 << 31 <= each.min(initial=0) and each.max(initial=0) < 1 << 31 for each in (since, lasting)):
+            self._first = starts[:1].copy()
+            self.columns |= {"start_ns": since.astype(np.int32), "end_ns": lasting.astype(np.int32)}
 
     def table(self, base_ns: int = 0) -> Table:
         """All rows in time order; `base_ns` is added to the times. The table takes over what was collected."""
         for name, dtype in self._layout.items():
             self.columns[name] = self.columns[name].astype(dtype, copy=False)
+        if self._first is not None:
+            starts = self.columns["start_ns"]
+            np.cumsum(starts, out=starts)
+            starts += self._first
+            self.columns["end_ns"] += starts
         for name, column in self.columns.items():
             column.resize(self.rows, refcheck=False)
             if name.endswith("_ns"):
