@@ -159,6 +159,7 @@ def _be_a_kernel(conn: Any) -> None:
     sys.path[:] = _FRESH_PATH
     sys.argv = cmd[cmd.index("ipykernel_launcher") :]
     numpy.random.seed()
+    multiprocessing.set_start_method(None, force=True)  # back to the default: this process came from a fork server
     control, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         control.close()
