@@ -15,7 +15,8 @@ from ddplab.hooks.cast import bf16, fp16
 from ddplab.hooks.int8 import int8
 from ddplab.hooks.onebit import onebit
 
-CORE = {"fp16": fp16, "bf16": bf16, "onebit": onebit, "int8": int8}
+CORE = {"fp16": fp16, "onebit": onebit, "int8": int8}
+CASTS = {"fp16": fp16, "bf16": bf16}  # of one class: what differs is what they can hold
 FEEDBACK = {"onebit": onebit, "int8": int8}
 WRAPPERS = {"torch": TorchDDP, "torch, static": lambda m: TorchDDP(m, static_graph=True), **OURS}
 

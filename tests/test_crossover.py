@@ -71,7 +71,7 @@ def test_one_gradient_takes_what_the_timeline_says(overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_below_the_crossover_it_pays_and_just_above_it_does_not(overlap: bool) -> None:
     draw, kinds = random.Random(3), {"finite": 0, "never": 0, "always": 0}
-    for _ in range(3000):
+    for _ in range(1000):
         baseline = replace(FP32, encode_s_per_byte=draw.choice([0.0, 10 ** draw.uniform(-12, -8)]))
         link = dl.Link(1e9, latency_s=draw.choice([0.0, 1e-4]), wire_efficiency=draw.uniform(0.5, 1))
         x = dl.crossover(
@@ -90,7 +90,7 @@ def test_below_the_crossover_it_pays_and_just_above_it_does_not(overlap: bool) -
             kinds["finite"] += 1
             assert all(x.speedup(one, r) > 1 - 1e-9 for r in tried if r < rate)
             assert x.speedup(one, rate * 0.999) > 1 and x.speedup(one, rate * 1.001) < 1 + 1e-9
-    assert all(number > 100 for number in kinds.values()), kinds
+    assert all(number > 30 for number in kinds.values()), kinds
 
 
 def test_known_crossovers() -> None:
