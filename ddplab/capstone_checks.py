@@ -13,16 +13,18 @@ PEAK_BPS = 300e9  # NVLink of an A100, one direction, as printed
 PROFILE_S, PROFILE_STEPS = 0.1247, 3  # the article's section 4
 _NEAR = 0.05  # measured numbers that differ by less may describe the same thing
 
-# statement of the article -> does its headline (section 5) contradict it? (A `Headline` in, a truth value out.)
+HYPOTHESIS = "hypothesis: "  # a reading of the headline, which the article does not state
+
+# statement of the article, or hypothesis -> does its headline (section 5) contradict it? (`Headline` in, bool out)
 STATEMENTS: dict[str, Callable[[Headline], bool]] = {
     "8 cards reach 92% of linear speed-up": lambda h: not _near(h.efficiency[0], 0.92),
     "more than 90% of NVLink's 300 GB/s are used": lambda h: h.busbw_Bps < 0.9 * PEAK_BPS,
     "all-reduces take 124.7 ms in 3 profiled steps": lambda h: not _near(PROFILE_S / PROFILE_STEPS, h.before_s),
-    "an all-reduce takes less than 1/3 of backward": lambda h: h.before_s >= h.compute_s / 3,
+    "a step's all-reduces take less than 1/3 of backward": lambda h: h.before_s >= h.compute_s / 3,
     "fp32 has 102.2 MB a step": lambda h: not _near(h.nbytes, 102.2e6),
-    "fp16 halves the time of communication to 45 ms": lambda h: not _near(h.before_s / 2, h.after_s),
-    "1-bit quantisation sends 3.1% in 45 ms": lambda h: not _near(h.before_s / 32, h.after_s),
     "a step becomes 1.7 times faster, nothing hidden": lambda h: not _near(h.step_s[0] / h.step_s[1], 1.7),
+    f"{HYPOTHESIS}fp16 halves the time of communication to 45 ms": lambda h: not _near(h.before_s / 2, h.after_s),
+    f"{HYPOTHESIS}1-bit quantisation sends 3.1% in 45 ms": lambda h: not _near(h.before_s / 32, h.after_s),
 }
 
 
@@ -89,7 +91,10 @@ def check_audit(answer: Mapping[str, bool], story: Headline | None = None) -> No
         if bool(answer[statement]) != contradicted(story):
             said = "contradicts" if answer[statement] else "does not contradict"
             raise CheckError(f'"{statement}": you say that the headline {said} it. {_hint(statement, story)}')
-    print(f"right: {sum(answer.values())} of {len(answer)} statements contradict the headline")
+    readings = [bool(v) for statement, v in answer.items() if statement.startswith(HYPOTHESIS)]
+    others = [bool(v) for statement, v in answer.items() if not statement.startswith(HYPOTHESIS)]
+    counts = f"{sum(others)} of {len(others)} statements, {sum(readings)} of {len(readings)} hypotheses"
+    print(f"right: the headline contradicts {counts}")
 
 
 def _hint(statement: str, h: Headline) -> str:
@@ -97,11 +102,11 @@ def _hint(statement: str, h: Headline) -> str:
         "8 cards": f"A step computes {h.compute_s * 1e3:.0f} of {h.step_s[0] * 1e3:.0f} ms.",
         "more than": f"The ring of {h.ranks} moves {h.busbw_Bps / 1e9:.3g} GB/s.",
         "all-reduces": f"That is a time for {PROFILE_STEPS} steps.",
-        "an all-": f"Even if all of the {h.compute_s * 1e3:.0f} ms were backward, what is a third of it?",
+        "a step's": f"Even if all of the {h.compute_s * 1e3:.0f} ms were backward, what is a third of it?",
         "fp32": f"The headline's model has {h.parameters:,} values of 4 bytes.",
-        "fp16": f"What is half of {h.before_s * 1e3:.0f} ms?",
-        "1-bit": f"What is 1/32 of {h.before_s * 1e3:.0f} ms?",
-        "a step": "That number is part of the headline.",
+        f"{HYPOTHESIS}fp16": f"What is half of {h.before_s * 1e3:.0f} ms?",
+        f"{HYPOTHESIS}1-bit": f"What is 1/32 of {h.before_s * 1e3:.0f} ms?",
+        "a step becomes": "That number is part of the headline.",
     }
     return next(text for start, text in numbers.items() if statement.startswith(start))
 
