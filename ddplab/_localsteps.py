@@ -102,6 +102,7 @@ class LocalSteps:
         the live ones, as in torch.
         """
         return {
+            "method": type(self).__name__,
             "rank": dist.get_rank(self.group),
             "ranks": dist.get_world_size(self.group),
             "steps": self.steps,
@@ -112,7 +113,12 @@ class LocalSteps:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of the same rank. ValueError for another rank's, or another number of ranks."""
+        """Go on from `state_dict()` of the same rank. ValueError for another rank's, or another number of ranks', or
+        another method's; nothing has changed then."""
+        name = type(self).__name__
+        if not isinstance(state, dict) or state.get("method", name) != name:
+            what = f"that of {state['method']}" if isinstance(state, dict) else f"{type(state).__name__}"
+            raise ValueError(f"this is no checkpoint of {name}, it is {what}")
         here = dist.get_rank(self.group), dist.get_world_size(self.group)
         if (state.get("rank"), state.get("ranks")) != here:
             raise ValueError(

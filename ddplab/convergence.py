@@ -14,7 +14,6 @@ This model is far too small to measure a step on; its loss and its bytes are not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from ddplab.link import Link
 from ddplab.paired import paired
+from ddplab.transfers import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,8 +66,8 @@ def converge(
         batch: images a rank and step.
         lr_factor: multiplies every method's learning rate.
         slow, fast, compute_s: what `slow_s` and `fast_s` are predicted from; compute_s is assumed, in seconds a step.
-        hosts: train on emulated hosts. Then `measured_s` and `measured_B` say how long the steps took and how many
-            bytes left rank 0's host, headers included.
+        hosts: train on emulated hosts, with as many ranks as they hold, whatever `ranks` is. Then `measured_s` and
+            `measured_B` say how long the steps took and how many bytes left rank 0's host, headers included.
 
     Columns: method, baseline, seed, step; loss (mean cross entropy over all training images), test_loss, test_accuracy
     (0 to 1), means over the ranks, each with its own model if they differ; wire_B (payload that rank 0 has sent so
@@ -81,6 +81,7 @@ def converge(
     from ddplab.launch import launch
     from ddplab.recipes import RECIPES
 
+    ranks = ranks if hosts is None else hosts.ranks
     images, classes = _images(pixels, labels)
     names = list(RECIPES if methods is None else methods)
     seeds = list(seeds)
@@ -91,8 +92,7 @@ def converge(
     for name, value, least in (("steps", steps, 1), ("every", every, 1), ("batch", batch, 1), ("ranks", ranks, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} is a whole number, {least} or more, not {value!r}")
-    if not 0 < lr_factor < math.inf:
-        raise ValueError(f"lr_factor is a positive number, not {lr_factor!r}")
+    number(lr_factor, "lr_factor", above=True), number(compute_s, "compute_s", 0)
     if len(images) - TESTING < ranks * batch:
         raise ValueError(
             f"{len(images)} images are too few for {TESTING} to test with and {batch} for each of {ranks} ranks"

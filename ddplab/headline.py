@@ -148,7 +148,7 @@ class ThreeRuns:
 
     def step_s(self, bits: float) -> float:
         """A step with `bits` a value on the wire and a codec that costs nothing: what was hidden stays hidden."""
-        return self.noop_s + max(0.0, self.communication_s * bits / FP32_BITS - self.hidden_s)
+        return self.noop_s + max(0.0, self.communication_s * number(bits, "bits", 0) / FP32_BITS - self.hidden_s)
 
     def bits_for(self, speedup: float) -> float | None:
         """Bits a value that make a step `speedup` times faster than fp32, or None: not even 0 bits do."""

@@ -29,6 +29,7 @@ from torch import nn
 
 from ddplab._localsteps import LocalSteps, whole
 from ddplab._lockstep import mean_
+from ddplab.transfers import number
 
 
 class PostLocalSGD(LocalSteps):
@@ -117,6 +118,7 @@ class DiLoCo(LocalSteps):
         process_group: dist.ProcessGroup | None = None,
         buffers: str = "average",
     ):
+        number(outer_lr, "outer_lr", 0), number(outer_momentum, "outer_momentum", 0)  # torch takes NaN for both
         super().__init__(module, optimizer, every, process_group, buffers)
         wide = [torch.promote_types(p.dtype, torch.float32) for p in self._params]
         self._common = [p.detach().to(dtype, copy=True) for p, dtype in zip(self._params, wide, strict=True)]

@@ -84,7 +84,7 @@ def paired(
     low, high = mean - half, mean + half
     verdict = _verdict(low, high, lower_is_better, ratio)
     if ratio:
-        mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+        mean, low, high = _exp(mean), _exp(low), _exp(high)
     return Paired(mean, low, high, n, ratio, verdict)
 
 
@@ -94,8 +94,16 @@ def _verdict(low: float, high: float, lower_is_better: bool, ratio: bool) -> str
     word = "better" if (high < 0) == lower_is_better else "worse"
     near, far = sorted((abs(low), abs(high)))
     if ratio:
-        return f"{math.exp(near):.2f} to {math.exp(far):.2f} times {word}"
+        return f"{_exp(near):.2f} to {_exp(far):.2f} times {word}"
     return f"{word} by {near:.2g} to {far:.2g}"
+
+
+def _exp(value: float) -> float:
+    """e to this power; infinity where no float holds it: an interval may be that wide."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def student_t(confidence: float, freedom: int) -> float:

@@ -167,7 +167,9 @@ def number(value: Any, what: str, least: float = 0.0, most: float = math.inf, ab
     real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
     if not (real and math.isfinite(value) and least <= value <= most and not (above and value == least)):
         span = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-        kind = "a positive number" if above and not least else f"a number, {span}"
+        if above and most < math.inf:
+            span = f"above {least:g} and at most {most:g}"
+        kind = "a positive number" if above and not least and most == math.inf else f"a number, {span}"
         raise ValueError(f"{what} is {kind}, not {value!r}")
     return float(value)
 

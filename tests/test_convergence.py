@@ -5,6 +5,7 @@ Real ranks, real digits, few steps: what a method does to learning is recorded e
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import numpy as np
@@ -221,6 +222,8 @@ def test_without_feedback_the_small_gradient_never_arrives():
         ({"batch": 400}, "too few for 400 to test with and 400 for each of 4 ranks"),
         ({"slow": "fast"}, "is not a rate"),
         ({"lr_factor": math.nan}, "lr_factor is a positive number"),
+        ({"lr_factor": "1"}, "lr_factor is a positive number"),
+        ({"compute_s": math.nan}, "compute_s is a number, 0 or more"),
         ({"labels": LABELS[:-1]}, "one for each of 1797 images"),
         ({"labels": LABELS.astype(float)}, "whole numbers from 0"),
         ({"pixels": PIXELS.reshape(-1, 64)}, r"shape \(images, height, width\)"),
@@ -237,3 +240,22 @@ def test_every_recipe_is_compared_with_a_baseline():
     names = {r.baseline for r in RECIPES.values()} - {None}
     assert names == {n for n, r in RECIPES.items() if r.baseline is None} == {"fp32", "Adam"}
     assert all(recipe.says for recipe in RECIPES.values())
+
+
+def test_hosts_say_how_many_ranks_there_are(monkeypatch):
+    def launch(run, names, *call, hosts, timeout):
+        row = {
+            "method": names[0],
+            "seed": 0,
+            "step": 1,
+            "exchanges": 1,
+            "wire_B": 0,
+            "measured_s": 0.0,
+            "measured_B": 0,
+        }
+        return [[row]]
+
+    monkeypatch.setattr(importlib.import_module("ddplab.launch"), "launch", launch)
+    two = type("Two", (), {"ranks": 2})()
+    frame = converge(PIXELS, LABELS, ["fp32"], [0], hosts=two, slow=dl.Link(1e6, 0.25), compute_s=1.0)
+    assert frame.slow_s[0] == 1.0 + 2 * (2 - 1) * 0.25

@@ -94,3 +94,9 @@ def test_the_articles_numbers_as_exposed_times() -> None:
 def test_contradictions_are_named(times: tuple, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         three_runs(*times)
+
+
+@pytest.mark.parametrize("bits", [-1, float("nan"), "8"])
+def test_bits_that_are_none(bits: object) -> None:
+    with pytest.raises(ValueError, match="bits is a number, 0 or more"):
+        three_runs(1.0, 2.0, 1.5).step_s(bits)

@@ -190,10 +190,15 @@ def test_a_hook_goes_on_where_it_was_saved_and_forgets_a_failed_step(tmp_path):
             gradient_steps(p, [torch.full((900,), 1e38)], *third)
         except ArithmeticError as problem:
             out.append(str(problem))
+        try:
+            dl.powersgd(1)[0].load_state_dict(kept)
+        except ValueError as problem:
+            out.append(str(problem))
         return out
 
     for out in dl.launch(steps, ranks=2, show=False):
-        same, same_cold, nan, factors, residuals, overflow = out
+        same, same_cold, nan, factors, residuals, overflow, rank = out
+        assert rank.startswith("PowerSGD's rank was 2 when this state was saved and is 1 now")
         assert same and same_cold and factors and residuals
         assert "rank 1, bucket 0, parameter 0 of it, shape (30, 30)" in nan
         assert overflow == "gradients of bucket 0 are too large: a product or sum of them left float32's range"

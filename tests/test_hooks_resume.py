@@ -55,6 +55,8 @@ def resumed(method):
         state=equal(again.state_dict(), state.state_dict()),
         stranger=outcome(lambda: again.load_state_dict(loaded["hook"] | {"rank": 7})),
         other=outcome(lambda: again.load_state_dict({"residuals": {}})),
+        method=outcome(lambda: again.load_state_dict(loaded["hook"] | {"method": "TopK"})),
+        nothing=outcome(lambda: again.load_state_dict(None)),
     )
     for s in (state, half, again):
         s.close()
@@ -102,6 +104,8 @@ def test_a_resumed_run_is_the_same_to_the_bit(runs, method):
         assert found["trip"] and found["weights"] and found["state"]
         assert found["stranger"].startswith("ValueError: rank was 7 when this state was saved")
         assert found["other"].startswith("ValueError: this is no state of ")
+        assert found["method"].endswith(", it is that of TopK")
+        assert found["nothing"].endswith("it is no state_dict() of a hook, but NoneType")
 
 
 def test_no_thread_is_left(runs):

@@ -245,6 +245,12 @@ def mistakes():
         state = local.state_dict() | {"rank": (rank + 1) % RANKS}
         local.load_state_dict(state)
 
+    def diloco_of_post_local():
+        DiLoCo(module := net(), torch.optim.SGD(module.parameters(), lr=0.1), 2).load_state_dict(made().state_dict())
+
+    def outer_nan():
+        DiLoCo(module := net(), torch.optim.SGD(module.parameters(), lr=0.1), 2, outer_lr=float("nan"))
+
     def other_model():
         module = net() if rank else nn.Linear(5, 7)
         PostLocalSGD(module, torch.optim.SGD(module.parameters(), lr=0.1), 2)
@@ -269,6 +275,8 @@ def mistakes():
         "outer": outcome(lambda: train(made(DiLoCo, outer_lr=0.1 + rank), 2)),
         "every": outcome(lambda: train(made(every=2 + rank), 6)),
         "state": outcome(foreign_state),
+        "method": outcome(diloco_of_post_local),
+        "outer nan": outcome(outer_nan),
         "model": outcome(other_model),
         "optimizer": outcome(foreign_optimizer),
         "wrapped": outcome(wrapped),
@@ -375,6 +383,8 @@ def test_mistakes_are_sentences_on_every_rank(three):
         assert row["state"].startswith(
             f"ValueError: this is the checkpoint of rank {(rank + 1) % RANKS} of 3, loaded on"
         )
+        assert row["method"] == "ValueError: this is no checkpoint of DiLoCo, it is that of PostLocalSGD"
+        assert row["outer nan"] == "ValueError: outer_lr is a number, 0 or more, not nan"
         assert row["model"].startswith("ValueError: the ranks' models differ")
         assert row["optimizer"] == "ValueError: 4 of the optimizer's 4 parameters are not the module's"
         assert row["wrapped"].startswith("TypeError: DistributedDataParallel averages every gradient")

@@ -116,3 +116,10 @@ def test_a_run_that_diverged_is_no_number():
 def test_what_makes_no_sense_is_refused(method, baseline, options, message):
     with pytest.raises(ValueError, match=message):
         paired(method, baseline, lower_is_better=True, **options)
+
+
+def test_an_interval_that_no_float_holds_is_infinite():
+    wide = paired([1, 10], [1, 1], lower_is_better=True, ratio=True, confidence=0.999)
+    assert wide.low < 1e-300 and wide.high == math.inf and wide.verdict == "no difference seen"
+    far = paired([1e-300, 1e-300], [1e300, 1e300], lower_is_better=True, ratio=True)
+    assert far.verdict == "inf to inf times better"

@@ -260,9 +260,10 @@ class HookState:
         return self.residuals.norm()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only. It belongs to this rank: each rank saves and loads its own."""
+        """Tensors, numbers and text only. It belongs to this rank: each rank saves and loads its own."""
         self.settle()
         return {
+            "method": type(self).__name__,
             "rank": self.rank,
             "world_size": self.world_size,
             "wire_bytes": self.wire.bytes,
@@ -276,8 +277,10 @@ class HookState:
         """Go on from `state_dict()`. ValueError if it is another rank's or another method's."""
         self.settle()
         mine = self.state_dict()
-        if saved.keys() != mine.keys():
-            raise ValueError(f"this is no state of {type(self).__name__}: its keys are {', '.join(saved)}")
+        method = saved.get("method") if isinstance(saved, dict) else None
+        if method != mine["method"] or saved.keys() != mine.keys():
+            what = f"that of {method}" if method else f"no state_dict() of a hook, but {type(saved).__name__}"
+            raise ValueError(f"this is no state of {mine['method']}, it is {what}")
         for key in ("rank", "world_size"):
             if saved[key] != mine[key]:
                 raise ValueError(f"{key} was {saved[key]} when this state was saved and is {mine[key]} now")

@@ -201,9 +201,16 @@ class PowerSGD(HookState):
 
     def state_dict(self) -> dict[str, Any]:
         factors = {str(place): q.clone() for place, q in sorted(self._q.items())}
-        return super().state_dict() | {"factors": factors, "steps": self._steps, "seed": self.seed}
+        mine = {"factors": factors, "steps": self._steps, "seed": self.seed, "matrix_rank": self.matrix_rank}
+        return super().state_dict() | mine
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        before = saved.get("matrix_rank", self.matrix_rank) if isinstance(saved, dict) else self.matrix_rank
+        if before != self.matrix_rank:
+            raise ValueError(
+                f"PowerSGD's rank was {before} when this state was saved and is {self.matrix_rank} now: its factors do "
+                "not fit"
+            )
         super().load_state_dict(saved)
         self._q = {int(place): q.clone() for place, q in saved["factors"].items()}
         self._steps, self.seed = int(saved["steps"]), int(saved["seed"])

@@ -21,9 +21,13 @@ def find_traces(paths: Sequence[str | Path]) -> tuple[dict[Path, bool], list[str
     notes = []
     for given in paths:
         path = Path(given)
-        if not path.is_dir():
-            if not path.is_file():
+        try:
+            folder = path.is_dir()
+            if not folder and not path.is_file():
                 raise TraceError(path, "is no file" if path.exists() else "there is no such file or folder")
+        except OSError as error:  # a name that is too long, a folder above it that may not be entered
+            raise TraceError(path, f"cannot be read: {error.strerror}") from error
+        if not folder:
             files[path] = True
             continue
         try:
