@@ -228,6 +228,8 @@ class OneBitAdam(torch.optim.Optimizer):
         """As in torch, before the variance is frozen; RuntimeError afterwards."""
         if self.compressing:
             raise RuntimeError("the variance is frozen: a new parameter would have none. Add groups during the warm-up")
+        own = {**self.defaults, **param_group}
+        check_options(own["lr"], own["betas"], own["eps"], own["weight_decay"], own.get("floor", 0.0))
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if not p.is_floating_point():

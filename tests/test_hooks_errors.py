@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import OURS, outcome
-from hook_cases import CORE, FEEDBACK, Given, equal, hooked, same_on_all_ranks, step
+from hook_cases import CASTS, CORE, FEEDBACK, Given, equal, hooked, same_on_all_ranks, step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -105,6 +105,7 @@ def mistakes():
     found = {}
     ddp = TorchDDP(Given(()))
     ddp.register_comm_hook(None, comm_hook)
+    found["two methods"] = outcome(lambda: list(CASTS.values())[dist.get_rank()]())
     found["no state"] = outcome(lambda: step(ddp, torch.tensor(1.0)))
     ddp, state = hooked(CORE["onebit"], Given(()))
     state.close()
@@ -168,6 +169,7 @@ def test_with_a_scaler_every_rank_skips_the_step(wrong, method):
 
 def test_mistakes_get_sentences(wrong):
     for found in (found["mistakes"] for found in wrong):
+        assert "A communication hook's method must be the same on all ranks: rank 0: Fp16" in found["two methods"]
         assert "the hook's state is one of ddplab's" in found["no state"]
         assert "this hook state is closed" in found["closed"]
         assert found["two"].startswith("ValueError: NaN or infinity in the values of rank 1")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ddplab.hooks.wire import Wire
 
 
-def require_agreement(wire: Wire, method: str, **options: Any) -> None:
+def require_agreement(wire: Wire, whose: str, /, **options: Any) -> None:
     """ValueError on every rank of the wire's group, with each rank's value, if an option differs between them."""
     if wire.size == 1:
         return
@@ -19,4 +19,4 @@ def require_agreement(wire: Wire, method: str, **options: Any) -> None:
         values = [theirs[name] for theirs in all_options]
         if any(value != values[0] for value in values):
             listed = ", ".join(f"rank {rank}: {value}" for rank, value in zip(wire.ranks, values, strict=True))
-            raise ValueError(f"{method}'s {name} must be the same on all ranks: {listed}")
+            raise ValueError(f"{whose}'s {name} must be the same on all ranks: {listed}")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
+from ddplab.hooks.agreement import require_agreement
 from ddplab.hooks.lane import Lane
 from ddplab.hooks.residuals import Residuals
 from ddplab.hooks.wire import Wire
@@ -69,6 +70,7 @@ class HookState:
 
     Raises:
         RuntimeError: `torch.distributed` is not initialised, or this rank is outside the group.
+        ValueError: another rank makes the state of another method.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class HookState:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.wire = Wire(process_group)
+        # Also keeps a rank that closes its state at once from leaving while another one still connects to it.
+        require_agreement(self.wire, "A communication hook", method=type(self).__name__)
         self.rank, self.world_size = self.wire.rank, self.wire.size
         self.residuals = Residuals()
         self.scaler, self._scale = scaler, None
