@@ -416,6 +416,7 @@ def mistakes():
         "closure": outcome(closure),
         "copy": outcome(lambda: copy.deepcopy(made()[1])),
         "module": outcome(lambda: OneBitAdam(net(), warmup=1)),
+        "group": outcome(lambda: OneBitAdam([{"params": net().parameters(), "lr": float("nan")}], warmup=1)),
         "complex": outcome(lambda: OneBitAdam([nn.Parameter(torch.ones(2, dtype=torch.complex64))], warmup=1)),
         "no gradient": outcome(lambda: [o.step() for o in [made()[1]] for _ in range(3)]),
         "bad": [
@@ -568,6 +569,7 @@ def test_mistakes_are_sentences_on_every_rank(three):
         assert row["closure"] == "1.5"
         assert row["copy"].startswith("TypeError: OneBitAdam belongs to the ranks of its group")
         assert row["module"].startswith("TypeError: OneBitAdam takes parameters")
+        assert row["group"] == "ValueError: lr is out of range: nan"
         assert row["complex"] == "TypeError: OneBitAdam trains real parameters, not torch.complex64"
         assert row["no gradient"].startswith("RuntimeError: no parameter had a gradient on any rank during the warm-up")
         assert row["bad"][0] == "ValueError: warmup is a whole number of steps, 1 or more, not 0"
