@@ -50,9 +50,8 @@ class OneBitAdam(torch.optim.Optimizer):
             formulas and DeepSpeed's code have no correction: False.
         preconditioned: what is compressed. False: m, as in the paper. True: m / (sqrt(v) + eps), the step it makes. One
             scale stands for thousands of values, and in m it throws those of a small variance far out.
-        floor: v is frozen at no less than this part of its parameter's mean. Adam's v would grow when a value that had
-            next to no gradient gets one; a frozen v does not. 0.0 in the paper. (On a small CNN without
-            a floor, 3 of 3 runs met NaN within six steps of the switch with m compressed, and 1 of 3 preconditioned.)
+        floor: v is frozen at no less than this part of its parameter's mean: Adam's v would grow when a value that had
+            next to no gradient gets one, a frozen v does not. 0.0 in the paper (with it 3 of 3 runs of a CNN met NaN).
         stable: the switch warns unless the L1 norm of v changed by a factor between `stable` and 1 / `stable` in the
             1 / (1 - beta2) steps before it (in a short warm-up: in its second half). The paper freezes v where that
             norm has levelled off. None: no check.
@@ -75,8 +74,7 @@ class OneBitAdam(torch.optim.Optimizer):
         TypeError: sparse or complex; a module in place of its parameters.
         RuntimeError: no `torch.distributed`; on every rank: ranks in different steps, gradients averaged already.
 
-    Source: Tang et al.: 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed
-    (arXiv 2102.02888), algorithm 1.
+    Source: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training (arXiv:2102.02888), algorithm 1.
     """
 
     def __init__(

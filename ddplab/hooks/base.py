@@ -11,6 +11,7 @@ function, `comm_hook`; the state says what is sent. A method is a `HookState` wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -81,8 +82,7 @@ class HookState:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.wire = Wire(process_group)
-        # Also keeps a rank that closes its state at once from leaving while another one still connects to it.
-        require_agreement(self.wire, "A communication hook", method=type(self).__name__)
+        require_agreement(self.wire, "A communication hook", method=type(self).__name__)  # and nobody leaves before
         self.rank, self.world_size = self.wire.rank, self.wire.size
         self.residuals = Residuals()
         self.scaler, self._scale = scaler, None
@@ -228,11 +228,9 @@ class HookState:
         if self._watched:
             return
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        try:
+        with suppress(RuntimeError):  # not in a backward: whoever called us waits for the future, which has the error
             queue(lambda: queue(self._end_of_backward))
-        except RuntimeError:  # not in a backward: whoever called us waits for the future, which carries the error
-            return
-        self._watched = True
+            self._watched = True
 
     def _end_of_backward(self) -> None:
         failure, forgiven = self._failure, self._forgiven()
@@ -247,11 +245,10 @@ class HookState:
     def settle(self) -> None:
         """Wait until all buckets are through; if the step failed, undo it."""
         self._lane.drain()
-        if self._failure is None:
-            return
-        self.rollback()
-        if isinstance(self._failure, _AGREED):
-            self._failure = None
+        if self._failure is not None:
+            self.rollback()
+            if isinstance(self._failure, _AGREED):
+                self._failure = None
 
     @property
     def wire_bytes(self) -> int:
