@@ -28,7 +28,7 @@ def train(method: str, unused: bool, steps: int, seed: int) -> tuple[bool, int]:
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    layers = [layer for _ in range(5) for layer in (nn.Linear(24, 24), nn.Tanh())]
+    layers = [layer for _ in range(7) for layer in (nn.Linear(24, 24), nn.Tanh())]
     ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1e-3, find_unused_parameters=unused)
     state, hook = getattr(dl, method)()
     dice = random.Random(1000 * seed + dist.get_rank())
