@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision
 
 import ddplab as dl
 from ddplab.capstone import SENDS_NOTHING
@@ -89,7 +91,6 @@ def test_profiles_survive_a_file(tmp_path: Path) -> None:
 
 def test_the_recorded_resnet50_is_torchvisions() -> None:
     """Names, shapes and places are the model's own, and the order is backward's: the head first, the stem last."""
-    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
     with torch.device("meta"):
         model = torchvision.models.resnet50()
     profile, about = dl.load_profile(Path(__file__).parents[1] / "labs/results/resnet50_profile.json")
@@ -115,7 +116,6 @@ def test_a_wrong_shape_is_named() -> None:
 
 
 def test_paced_parameters_have_the_models_shapes() -> None:
-    torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Flatten(), torch.nn.Linear(4, 2))
     recorded = dl.record(model, torch.randn(1, 3, 5, 5), repeats=1)
     for profile in (recorded, dl.assumed_profile(model, torch.randn(1, 3, 5, 5), compute_s=0.01)):
