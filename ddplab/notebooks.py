@@ -103,7 +103,8 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
     out = (root / "_build/executed" / page).with_suffix(".ipynb")
     key = fingerprint(root, path, values)
     if not force and out.exists():
-        if nbformat.read(out, 4).metadata.get("ddplab") == {"key": key, "recorded": recorded(root)}:
+        noted = nbformat.read(out, 4).metadata.get("ddplab", {})
+        if (noted.get("key"), noted.get("recorded")) == (key, recorded(root)):
             return Result(page, 0.0, None, out, kept=True)
     work = (root / "_build/failed" / page).with_suffix(".ipynb")
     work.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
     nb.metadata.pop("papermill", None)
     nb.metadata.pop("widgets", None)
     # A full edition writes recorded results itself, hence their state after the run.
-    nb.metadata["ddplab"] = {"key": key, "recorded": recorded(root)}
+    nb.metadata["ddplab"] = {"key": key, "recorded": recorded(root), "seconds": round(seconds, 1)}
     nbformat.write(nb, work)
     out.parent.mkdir(parents=True, exist_ok=True)
     os.replace(work, out)
