@@ -105,13 +105,14 @@ function lattice(steps, step, worker, method, wide, name) {
   bars("left over: encoded minus decoded", "var(--ddp-1)", now.residual[worker]);
   const means = [now.sumSent, now.sumTrue].map(sum => sum.map(v => v / (step + 1)));
   top = highest(means);
-  bars(`mean of ${step + 1} step${step ? "s" : ""}, all workers: sent (bar) and true (line)`, "var(--ddp-2)", ...means);
+  bars(`mean of ${step + 1} step${step ? "s" : ""}${wide < 420 ? "" : ", all workers"}: sent (bar) and true (line)`, "var(--ddp-2)", ...means);
+  y += 4;
   return svg("svg", { class: "ddp-lattice", viewBox: `0 0 ${wide} ${y}`, width: wide, height: y, style: "display: block; max-width: 100%; font-family: inherit", role: "img", "aria-label": name }, parts);
 }
 
 /** The error of the sum so far over steps, with feedback and without, on a logarithmic axis. */
 function errors(both, step, feedback, wide, name) {
-  const left = 62, right = wide - 8, top = 10, bottom = 150, parts = [], last = both[0].length - 1;
+  const left = 68, right = wide - 8, top = 10, bottom = 150, parts = [], last = both[0].length - 1;
   const all = both.flatMap(steps => steps.map(s => s.error)).filter(v => v > 0);
   const low = all.length ? Math.floor(Math.log10(Math.max(1e-8, Math.min(...all)))) : -1, high = Math.max(low + 1, all.length ? Math.ceil(Math.log10(Math.max(...all))) : 0);
   const x = i => left + (last ? i / last : 0) * (right - left), y = v => bottom - (Math.log10(Math.max(v, 10 ** low)) - low) / (high - low) * (bottom - top);

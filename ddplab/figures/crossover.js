@@ -49,7 +49,7 @@ function pointsOf(model) {
   return there && model.get("faster_at") === 0 && model.get("overlap") === model.get("measured_overlap") ? model.get("points") : [];
 }
 
-/** One mark a compressor, so that points differ in shape as well as in colour. */
+/** One mark a compressor, so that points differ in shape as well as in colour; without a title it stands in the legend. */
 function mark(i, x, y, title) {
   const r = 5.5, corners = [null, 4, 3, -4, -3, 5, 6, 8][i];
   const shape = corners === null ? svg("circle", { cx: x, cy: y, r: r - 0.7 }, title)
@@ -57,14 +57,14 @@ function mark(i, x, y, title) {
         const angle = 2 * Math.PI * (k + (corners === 4 ? 0.5 : 0)) / Math.abs(corners) - (corners === -3 ? -Math.PI / 2 : Math.PI / 2);
         return `${(x + r * Math.cos(angle)).toFixed(1)} ${(y + r * Math.sin(angle)).toFixed(1)}`;
       }).join("L") + "Z" }, title);
-  shape.setAttribute("class", "ddp-point");
+  if (title) shape.setAttribute("class", "ddp-point");
   shape.setAttribute("style", `fill: ${hueOf(i)}; stroke: currentColor; stroke-width: 1.2`);
   return shape;
 }
 
 function chart(model, c, wide, name) {
   const isTime = model.get("show") === "time", all = model.get("compressors"), base = model.get("baseline")[0];
-  const left = 58, right = wide - 14, top = 12, bottom = 272, strip = bottom + 42, parts = [];
+  const left = 64, right = wide - 14, top = 12, bottom = 272, strip = bottom + 42, parts = [];
   const shown = all.map((one, i) => [one, i]).filter(([one]) => isTime || one[0] !== base);
   const value = (one, power) => (isTime ? c.seconds(one, 10 ** power) * 1e3 : c.speedup(one, 10 ** power));
   const grid = Array.from({ length: (TO - FROM) * 20 + 1 }, (_, i) => FROM + i / 20), points = isTime ? [] : pointsOf(model);
@@ -74,33 +74,27 @@ function chart(model, c, wide, name) {
   const y = v => bottom - (Math.log10(v) - low) / (high - low) * (bottom - top);
   const put = (tag, attrs, ...kids) => parts.push(svg(tag, attrs, ...kids));
   const word = (text, px, py, anchor = "start", extra = "") => put("text", { x: px, y: py, style: `text-anchor: ${anchor}; fill: currentColor; font-size: 12px; ${extra}` }, text);
-  const halo = "paint-order: stroke; stroke: var(--ddp-ground); stroke-width: 4px; stroke-linejoin: round; font-weight: 600;";
+  const outline = "paint-order: stroke; stroke: var(--ddp-ground); stroke-width: 4px; stroke-linejoin: round;";
   for (let decade = low; decade <= high; decade++) {
     const even = !isTime && decade === 0;
     put("path", { d: `M${left} ${y(10 ** decade)}H${right}`, stroke: "currentColor", "stroke-opacity": even ? 0.8 : 0.15, "stroke-width": even ? 1.5 : 1 });
     word(isTime ? timeText(10 ** decade / 1e3) : `${+(10 ** decade).toPrecision(1)}×`, left - 6, y(10 ** decade) + 4, "end");
   }
   if (!isTime && high > 0) word(`as fast as ${base}`, right - 3, y(1) - 5, "end", "font-size: 11.5px;");
-  for (let power = FROM; power <= TO; power++) {
-    put("path", { d: `M${x(power)} ${top}V${bottom + 5}`, stroke: "currentColor", "stroke-opacity": 0.15 });
-    const middle = power === TO ? "end" : power === FROM ? "start" : "middle";
-    if (wide > 520 || (power - FROM) % 2 === 0) word(speedText(10 ** power), x(power), bottom + 19, middle, "font-size: 11.5px;");
-  }
+  for (let power = FROM; power <= TO; power++) put("path", { d: `M${x(power)} ${top}V${bottom + 5}`, stroke: "currentColor", "stroke-opacity": 0.15 });
   const at = x(Math.log10(model.get("rates")[model.get("rate_at")]));
   put("path", { d: `M${at} ${top}V${strip + 16}`, stroke: "currentColor", "stroke-width": 1.4, "stroke-dasharray": "3 3" });
-  const labels = [];
+  for (let power = FROM; power <= TO; power++) {
+    const middle = power === TO ? "end" : power === FROM ? "start" : "middle";
+    if (wide > 520 || (power - FROM) % 2 === 0) word(speedText(10 ** power), x(power), bottom + 19, middle, `font-size: 11.5px; ${outline}`);
+  }
   for (const [one, i] of shown) {
     const line = grid.map(power => `${x(power).toFixed(1)} ${y(value(one, power)).toFixed(1)}`);
     put("path", { class: "ddp-line", d: `M${line.join("L")}`, fill: "none", "stroke-width": 2.4, "stroke-dasharray": DASHES[i], style: `stroke: ${hueOf(i)}` }, svg("title", {}, one[0]));
     const gbps = c.rate(one), power = Math.log10(gbps);
     if (one[0] !== base && gbps > 0 && power >= FROM && power <= TO)
       put("path", { class: "ddp-cross", d: `M${x(power)} ${y(value(one, power)) - 7}v14`, "stroke-width": 3, style: `stroke: ${hueOf(i)}` }, svg("title", {}, `${one[0]} ${paysText(gbps)}`));
-    labels.push([y(value(one, FROM)) - 5, one[0], i]);
   }
-  labels.sort((one, two) => one[0] - two[0]);
-  labels.forEach((label, i) => { label[0] = Math.max(label[0], i ? labels[i - 1][0] + 13 : top + 8); });
-  for (let i = labels.length - 1, floor = bottom - 3; i >= 0; i--) floor = (labels[i][0] = Math.min(labels[i][0], floor)) - 13;
-  labels.forEach(([where, text]) => word(text, left + 5, where, "start", halo));
   const names = all.map(one => one[0]);
   points.forEach(p => parts.push(mark(names.indexOf(p.compressor), x(Math.log10(p.rate_Gbps)), y(p.speedup),
     svg("title", {}, `measured: ${p.compressor} at ${speedText(p.rate_Gbps)}, ${p.speedup.toPrecision(3)} times as fast as ${base}`))));
@@ -117,6 +111,14 @@ function chart(model, c, wide, name) {
     begin = end;
   });
   return svg("svg", { class: "ddp-chart", viewBox: `0 0 ${wide} ${strip + 22}`, width: wide, height: strip + 22, style: "display: block; max-width: 100%; font-family: inherit", role: "img", "aria-label": name }, parts);
+}
+
+/** The names beside a piece of their line. */
+function legend(model) {
+  const base = model.get("baseline")[0], marked = model.get("points").length > 0;
+  return model.get("compressors").map(([name], i) => h("span", { class: "ddp-name" },
+    svg("svg", { width: 34, height: 14, "aria-hidden": "true", style: "vertical-align: -2px; margin-right: 5px" },
+      svg("path", { d: "M0 7h34", "stroke-width": 2.4, "stroke-dasharray": DASHES[i], style: `stroke: ${hueOf(i)}` }), marked && name !== base && mark(i, 17, 7)), name));
 }
 
 function story(model, c) {
@@ -159,7 +161,7 @@ function render({ model, el }) {
       at("size_at", "Gradients", lists.nbytes, bytes),
       at("compute_at", "Compute", lists.compute_s, timeText),
       at("faster_at", "Codecs", model.get("faster"), k => (k === 1 ? "as measured" : `${k} times as fast`))),
-    place,
+    place, h("p", { class: "ddp-legend" }, legend(model)),
     h("p", { class: "ddp-legend" }, h("span", {}, "lines: predicted"), model.get("points").length > 0 && h("span", {}, "marks: measured"), h("span", {}, h("b", {}, "|"), " crossover")),
     said, h("details", {}, h("summary", {}, "The compressors in numbers"), details));
   for (const key of ["show", "overlap", "rate_at", "rank_at", "size_at", "compute_at", "faster_at"]) model.on(`change:${key}`, draw);

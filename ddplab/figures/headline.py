@@ -18,7 +18,7 @@ ARTICLE = {
     "noop_ms": round(1e3 * _ARTICLE.compute_s, 1),
     "fp32_ms": round(1e3 * _ARTICLE.step_s[0], 1),
     "fp16_ms": round(1e3 * _ARTICLE.step_s[1], 1),
-    "megabytes": RESNET50_PARAMETERS * 4 / 1e6,
+    "megabytes": round(RESNET50_PARAMETERS * 4 / 1e6, 3),
     "ranks": _ARTICLE.ranks,
 }
 
