@@ -64,6 +64,7 @@ _HOME = {
         "compare": "compare",
         "nccl": "check_env nccl_env ask_nccl parse_log parse_nccl_tests tuning_model sweep",
         "results": "load_results save_results",
+        "claims": "claim ClaimError",
         "why": "why Diagnosis",
         "hang_checks": "check_parting check_odd_ranks check_verdict",
         "dcgm": "parse_dmon link_rates parse_nvlink nvlink_rates parse_topo watch_links link_peak link_utilisation "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nbformat
 import yaml
-from myst_nb.core.read import is_myst_markdown_notebook, read_myst_markdown_notebook
+
+if TYPE_CHECKING:
+    import nbformat
 
 
 class PageError(ValueError):
@@ -40,6 +41,9 @@ def read(path: Path) -> nbformat.NotebookNode | None:
     Every cell gets its tags list (papermill needs one), an id by position (so that equal sources give equal copies),
     and `metadata.at`: where a person finds it, "line 12" of a Markdown file or "cell 3" of an .ipynb.
     """
+    import nbformat  # both take a second or more, and `dl.claim` needs no more of this module than PageError
+    from myst_nb.core.read import is_myst_markdown_notebook, read_myst_markdown_notebook
+
     if path.suffix == ".ipynb":
         nb, lines = nbformat.read(path, 4), None
     else:

@@ -1,17 +1,20 @@
 """The ledger and its evidence: every claim in the file is asserted by a cell that ran."""
 
-import ast
 import re
 
 import nbformat
 import pytest
+import yaml
+from claim_cells import complaint, flipped, literal_names
 from conftest import ROOT
 
+import ddplab as dl
 from ddplab.claims import VERDICTS, load_claims
 from ddplab.pages import PageError, pages, read
 
 LEDGER = ROOT / "book/claims.yml"
 CLAIMS = load_claims(LEDGER) if LEDGER.exists() else {}
+PROVED = [name for name, claim in CLAIMS.items() if "predicate" in claim]
 GOOD = "- {id: C1, says: a, verdict: false, correct: b, evidence: {notebook: book/ring, tag: claim-C1}}\n"
 
 
@@ -19,22 +22,49 @@ def test_the_chapters_claims_are_all_in_the_ledger():
     assert {f"C{n}" for n in range(15, 28)} <= CLAIMS.keys()
 
 
-@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if "notebook" in claim["evidence"]])
-def test_evidence_is_an_executed_cell_that_asserts(executed, name):
+@pytest.fixture(scope="module")
+def notebooks(executed):
+    """The executed notebooks of the book, by the name that evidence has for them."""
+    stage = ROOT / "_build/executed"
+    good = [result.output for result in executed.values() if not result.error]
+    return {path.relative_to(stage).with_suffix("").as_posix(): nbformat.read(path, 4) for path in good}
+
+
+def the_cell(notebooks, name):
     evidence = CLAIMS[name]["evidence"]
-    results = {result.output.relative_to(ROOT / "_build/executed").with_suffix("").as_posix(): result
-               for result in executed.values() if not result.error}  # fmt: skip
-    assert evidence["notebook"] in results, f"{name}: {evidence['notebook']} is no notebook of the book, or it failed"
-    nb = nbformat.read(results[evidence["notebook"]].output, 4)
-    cells = [c for c in nb.cells if evidence["tag"] in c.metadata.get("tags", [])]
+    assert evidence["notebook"] in notebooks, f"{name}: {evidence['notebook']} is no notebook of the book, or it failed"
+    cells = [c for c in notebooks[evidence["notebook"]].cells if evidence["tag"] in c.metadata.get("tags", [])]
     assert len(cells) == 1, f"{name}: {len(cells)} cells of {evidence['notebook']} are tagged {evidence['tag']}"
-    (cell,) = cells
+    return cells[0]
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_evidence_is_an_executed_cell_that_can_fail(notebooks, name):
+    cell = the_cell(notebooks, name)
     assert cell.cell_type == "code" and cell.execution_count is not None
     assert not any(output.output_type == "error" for output in cell.outputs)
-    checks = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Assert)]
-    names = [n for check in checks for n in ast.walk(check.test) if isinstance(n, ast.Name | ast.Attribute | ast.Call)]
-    raises = "ScheduleError" in cell.source and "except" in cell.source
-    assert names or raises, f"{name}: the cell asserts nothing that it measured"
+    literals = literal_names(notebooks[CLAIMS[name]["evidence"]["notebook"]])
+    assert complaint(cell.source, name, literals) is None
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_a_flipped_predicate_fails_for_what_the_cell_measured(notebooks, name, tmp_path, monkeypatch):
+    shown = [o.metadata["ddplab"] for o in the_cell(notebooks, name).outputs if "ddplab" in o.get("metadata", {})]
+    assert [one["claim"] for one in shown] == [name]
+    measured, rules = shown[0]["measured"], CLAIMS[name]["predicate"]
+    assert measured.keys() == rules.keys()
+    (tmp_path / "book").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def evaluate(predicate):
+        ledger = yaml.safe_dump([{**CLAIMS[name], "predicate": predicate}])
+        (tmp_path / "book/claims.yml").write_text(ledger, "utf8")
+        dl.claim(name, **measured)
+
+    evaluate(rules)
+    for what, rule in rules.items():
+        with pytest.raises(dl.ClaimError, match=re.escape(f"claim {name}: {what.replace('_', ' ')} is ")):
+            evaluate({**rules, what: flipped(rule)})
 
 
 def test_every_tagged_cell_and_every_box_belongs_to_a_claim():

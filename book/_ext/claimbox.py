@@ -1,6 +1,7 @@
-"""Claim boxes by id, and the ledger of all claims, rendered from `book/claims.yml`.
+"""Claim boxes by id, rendered from `book/claims.yml`.
 
-A box links to the cell that asserts its verdict; every code cell tagged `claim-*` is an anchor for that. Evidence that
+A box links to the cell that asserts its verdict; every code cell tagged `claim-*` is an anchor for that, and every box
+is one for the table of all claims (`ledger.py`). Evidence that
 does not exist, an unknown id and a cell that was not executed are warnings, and the build takes none.
 """
 
@@ -20,11 +21,25 @@ from ddplab.pages import PageError
 log = logging.getLogger(__name__)
 
 
-def _label(page: str, tag: str) -> str:
+def anchor(page: str, tag: str) -> str:
+    """The label of a claim's cell or box on a page."""
     return f"{page}#{tag}".lower()
 
 
-class _ClaimDirective(SphinxDirective):
+def link(env: Any, text: str, label: str) -> addnodes.pending_xref:
+    return addnodes.pending_xref(
+        "",
+        nodes.inline("", text),
+        refdomain="std",
+        reftype="ref",
+        reftarget=label,
+        refexplicit=True,
+        refwarn=True,
+        refdoc=env.docname,
+    )
+
+
+class ClaimDirective(SphinxDirective):
     def claims(self) -> dict[str, dict[str, Any]]:
         path = Path(self.env.srcdir) / self.config.claims_file
         self.env.note_dependency(str(path))  # an edited ledger renews every page that shows it
@@ -37,18 +52,8 @@ class _ClaimDirective(SphinxDirective):
         """Where the claim is settled: a link to the cell, the source's own words, or both."""
         found, evidence = [], claim["evidence"]
         if "notebook" in evidence:
-            found.append(
-                addnodes.pending_xref(
-                    "",
-                    nodes.inline("", "the cell that asserts it"),
-                    refdomain="std",
-                    reftype="ref",
-                    reftarget=_label(evidence["notebook"], evidence["tag"]),
-                    refexplicit=True,
-                    refwarn=True,
-                    refdoc=self.env.docname,
-                )
-            )
+            label = anchor(evidence["notebook"], evidence["tag"])
+            found.append(link(self.env, "the cell that asserts it", label))
         if "source" in evidence:
             if found:
                 found.append(nodes.Text("; "))
@@ -57,7 +62,7 @@ class _ClaimDirective(SphinxDirective):
         return found
 
 
-class Claim(_ClaimDirective):
+class Claim(ClaimDirective):
     """```{claim} C21```: what the article says, what is right, and the evidence."""
 
     required_arguments = 1
@@ -79,37 +84,17 @@ class Claim(_ClaimDirective):
         return [box]
 
 
-class Ledger(_ClaimDirective):
-    """```{claim-ledger}```: one row for each claim of the file."""
-
-    def run(self) -> list[nodes.Node]:
-        table, group = nodes.table(classes=["claim-ledger"]), nodes.tgroup(cols=4)
-        table += group
-        for width in (6, 14, 60, 20):
-            group += nodes.colspec(colwidth=width)
-        head, body = nodes.thead(), nodes.tbody()
-        group += [head, body]
-
-        def row(*cells: list[nodes.Node]) -> nodes.row:
-            return nodes.row("", *(nodes.entry("", *cell) for cell in cells))
-
-        titles = ("id", "verdict", "claim, and what is right", "evidence")
-        head += row(*([nodes.paragraph("", title)] for title in titles))
-        for claim in self.claims().values():
-            texts = self.parse_text_to_nodes(f"*{claim['says']}*\n\n{claim['correct']}")
-            mark = nodes.inline("", VERDICTS[claim["verdict"]], classes=["verdict", f"claim-{claim['verdict']}"])
-            body += row(
-                [nodes.paragraph("", claim["id"], ids=[f"row-{claim['id'].lower()}"])],
-                [nodes.paragraph("", "", mark)],
-                texts,
-                [nodes.paragraph("", "", *self.evidence(claim))],
-            )
-        return [table]
-
-
 def check_cells(app: Any, doctree: nodes.document) -> None:
-    """Give each claim cell its anchor, and refuse a code cell without an execution count."""
+    """Give each claim cell and each box its anchor, and refuse a code cell without an execution count."""
     std, page = app.env.get_domain("std"), app.env.docname
+
+    def add(tag: str) -> None:
+        std.labels[anchor(page, tag)] = page, tag.lower(), tag
+        std.anonlabels[anchor(page, tag)] = page, tag.lower()
+
+    for box in doctree.findall(nodes.admonition):
+        if "claim" in box["classes"]:
+            add(box["ids"][0])
     for cell in doctree.findall(nodes.container):
         if cell.get("nb_element") != "cell_code":
             continue
@@ -117,16 +102,13 @@ def check_cells(app: Any, doctree: nodes.document) -> None:
             log.warning("a code cell was not executed", location=cell, type="claims", subtype="unexecuted")
         for tag in cell["cell_metadata"].get("tags", []):
             if tag.startswith("claim-"):
-                anchor = tag.lower()
-                if anchor not in cell["ids"]:
-                    cell["ids"].append(anchor)
-                std.labels[_label(page, tag)] = page, anchor, tag
-                std.anonlabels[_label(page, tag)] = page, anchor
+                if tag.lower() not in cell["ids"]:
+                    cell["ids"].append(tag.lower())
+                add(tag)
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.add_config_value("claims_file", "book/claims.yml", "env")
     app.add_directive("claim", Claim)
-    app.add_directive("claim-ledger", Ledger)
     app.connect("doctree-read", check_cells)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
