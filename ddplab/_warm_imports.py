@@ -10,7 +10,8 @@ import os
 _given = dict(os.environ)
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-for _name in ["ipykernel.kernelapp", "matplotlib.pyplot", "seaborn", "torch._dynamo", "torchvision"]:
+_others = ["ipykernel.kernelapp", "matplotlib.pyplot", "seaborn", "torch._dynamo", "torchvision", "myst_nb.core.read"]
+for _name in _others:
     importlib.import_module(_name)
 for _name in ["_rank", "_supervisor", "_warm", "notebooks"]:
     importlib.import_module(f"ddplab.{_name}")

@@ -24,6 +24,7 @@ from typing import Any
 
 import nbformat
 import papermill
+from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError, strip_color
 from traitlets.config import Config
 
@@ -45,6 +46,21 @@ class Result:
     kept: bool = False
 
 
+class _Engine(NBClientEngine):
+    """papermill's, which writes the notebook when all is over, failed or not: it would do so twice for each cell."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> Any:
+        path, nb_man.output_path = nb_man.output_path, None
+        try:
+            return super().execute_managed_notebook(nb_man, kernel_name, **options)
+        finally:
+            nb_man.output_path = path
+
+
+papermill_engines.register(_Engine.__name__, _Engine)
+
+
 @contextlib.contextmanager
 def _kernel_environment() -> Iterator[Config]:
     """The kernel of this very environment, over Unix sockets: no TCP port, nothing left in the notebook's folder."""
@@ -63,8 +79,8 @@ def _kernel_environment() -> Iterator[Config]:
 
 def _why(error: Exception, nb: nbformat.NotebookNode, page: str, timeout: float) -> str:
     """One message for whatever ended a run: the page, the cell, then the error itself."""
-    # papermill marks the cell that its kernel died in as completed, so the last one that started is the one.
-    ran = [c for c in nb.cells if c.metadata.get("papermill", {}).get("status") in ("running", "failed", "completed")]
+    # papermill marks all cells of a dead kernel as completed: the last one that has a time is the one it died in.
+    ran = [c for c in nb.cells if c.metadata.get("papermill", {}).get("start_time")]
     if isinstance(error, PapermillExecutionError):
         same = (error.source, error.exec_count)
         ran = [c for c in ran if c.cell_type == "code" and (c.source, c.execution_count) == same]
@@ -118,7 +134,7 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
             papermill.execute_notebook(
                 name, name, values, kernel_name="python3", language="python", cwd=str(path.parent), progress_bar=False,
                 execution_timeout=timeout, interrupt_on_timeout=True, error_on_timeout=late, start_timeout=120,
-                config=config,
+                config=config, engine_name=_Engine.__name__,
             )  # fmt: skip
         except Exception as problem:  # whatever papermill or the kernel did, the other notebooks still run
             error = _why(problem, nbformat.read(work, 4), page, timeout)

@@ -59,7 +59,7 @@ def run(tmp_path_factory):
         ],
         "exits": [PARAMETERS, "import sys\nsys.exit(0)", "print('never')"],
         "exits3": [PARAMETERS, "import sys\nsys.exit(3)"],
-        "dies": [PARAMETERS, "x = 1", "import os\nos._exit(1)"],
+        "dies": [PARAMETERS, "x = 1", "import os\nos._exit(1)", "print('never')"],
         "tagged": [PARAMETERS, ("raises-exception", "raise ValueError('shown')"), "z = 1"],
         "skips": [PARAMETERS, ("skip-execution", "print('never')")],
     }
