@@ -10,6 +10,9 @@ from figure_pages import CELLS, FRAMES, IMPORT, OTHERS, RINGS, cells, frames, go
 import ddplab as dl
 from ddplab.figures import VARIANTS, RingStepper, Stepper
 
+PACE_MS = 1400  # between two steps while it plays
+
+
 # ---- the rule and the states
 
 
@@ -93,12 +96,19 @@ def test_mouse_and_keyboard_drive_it(show: Any, scheme: str) -> None:
 
     play = page.get_by_role("button", name="Play")
     play.focus()
+    page.clock.pause_at(page.evaluate("Date.now()") + 1000)  # from here on the page's time is the test's
     page.keyboard.press(" ")
-    page.wait_for_function("document.querySelector('.ddp-slider').value === '4'")
+    page.clock.run_for(PACE_MS - 1)
+    assert step_of(page).startswith("step 3 of 6")
+    page.clock.run_for(1)
+    assert step_of(page).startswith("step 4 of 6")
     page.get_by_role("button", name="Pause").click()
     assert page.get_by_role("button", name="Play").is_visible()
+    page.clock.run_for(10 * PACE_MS)
+    assert step_of(page).startswith("step 4 of 6")
     page.keyboard.press(" ")  # goes on, and stops by itself at the end
-    page.wait_for_function("document.querySelector('.ddp-slider').value === '6'")
+    page.clock.run_for(2 * PACE_MS)
+    assert step_of(page).startswith("step 6 of 6")
     page.get_by_role("button", name="Play").wait_for()
     assert watched.problems == [] and watched.outside == []
 
