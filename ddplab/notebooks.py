@@ -109,6 +109,18 @@ def _unexecuted(nb: nbformat.NotebookNode, page: str) -> str | None:
     return None
 
 
+def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Text that follows text in one piece: where a kernel cuts it depends on the time, and pages show the cut."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        last = joined[-1] if joined else {}
+        if output.output_type == "stream" and output.name == last.get("name"):
+            last["text"] += output.text
+        else:
+            joined.append(output)
+    return joined
+
+
 def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600, force: bool = True) -> Result:
     """Run one notebook in its own folder with a fresh kernel; `values` are the parameters to inject.
 
@@ -150,7 +162,7 @@ def execute(root: Path, path: Path, values: dict[str, Any], timeout: float = 600
         if "injected-parameters" in cell.metadata.tags:
             cell.metadata.tags.append("hide-input")
         if cell.cell_type == "code":  # a control needs a kernel, and a page has none
-            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
+            cell.outputs = _joined([o for o in cell.outputs if WIDGET not in o.get("data", {})])
     nb.metadata.pop("papermill", None)
     nb.metadata.pop("widgets", None)
     # A full edition writes recorded results itself, hence their state after the run.
