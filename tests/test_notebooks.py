@@ -14,7 +14,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from ddplab.notebooks import execute_all, main
+from ddplab.notebooks import _joined, execute_all, main
 from ddplab.pages import PageError, convert, pages, parameters, read
 
 NOTEBOOKS = [path.relative_to(ROOT).as_posix() for path in pages(ROOT) if read(path) is not None]
@@ -248,3 +248,11 @@ def test_markdown_notebooks_report_lines(tmp_path):
     (tmp_path / "one.md").write_text(head + "```{code-cell} python\n:tags: [parameters]\nSTEPS = f()\n```\n")
     with pytest.raises(PageError, match="one.md, line 8"):
         parameters(read(tmp_path / "one.md"), "one.md")
+
+
+def test_text_that_a_kernel_cut_is_one_piece_again():
+    out = nbformat.v4.new_output
+    table = out("display_data", data={"text/plain": "table"})
+    texts = [out("stream", name="stdout", text=text) for text in "abc"]
+    pieces = _joined([texts[0], texts[1], out("stream", name="stderr", text="!"), table, texts[2]])
+    assert [piece.get("text") for piece in pieces] == ["ab", "!", None, "c"]
