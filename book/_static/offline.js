@@ -1,6 +1,19 @@
 // From a folder on disk a page may not read its neighbours: search without excerpts instead of failing on each hit.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
+// Numbers stand right, words left: pandas does not say which column holds which.
+addEventListener("DOMContentLoaded", () => {
+  for (const table of document.querySelectorAll("table.dataframe")) {
+    const rows = [...table.tBodies[0].rows].map(row => [...row.cells].filter(cell => cell.tagName === "TD"));
+    for (let back = 1; back <= (rows[0]?.length ?? 0); back++) {  // from the right: on the left stand names of rows
+      const column = rows.map(cells => cells.at(-back)), full = column.filter(cell => cell.textContent.trim());
+      if (!full.some(cell => /^[a-z]{4}/i.test(cell.textContent) && !/^(none|true|false)$/i.test(cell.textContent))) continue;
+      for (const row of table.tHead?.rows ?? []) if (![...row.cells].some(cell => cell.colSpan > 1)) column.push(row.cells[row.cells.length - back]);
+      for (const cell of column) cell?.classList.add("words");
+    }
+  }
+});
+
 // Paper is white, and code that is folded on the screen is wanted on paper.
 let before = null;
 addEventListener("beforeprint", () => {

@@ -3,6 +3,7 @@ import { h, svg, range } from "./kit.js";
 const RANKS = 8, FORWARD = 1 / 3;
 const HEALTH_CSS = `
 .ddp-health .ddp-sliders { display: grid; gap: 0 1.4rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); }
+.ddp-health .ddp-sliders .ddp-field { grid-template-columns: 6.8em 1fr 9.4em; }
 .ddp-health svg { display: block; width: 100%; height: auto; margin-top: .6rem; }
 .ddp-health svg text { fill: currentColor; font-size: 13px; }
 .ddp-health .ddp-bars { display: grid; gap: .5rem 1.4rem; grid-template-columns: repeat(auto-fit, minmax(250px, 1fr)); margin-top: .6rem; }
@@ -34,13 +35,13 @@ const RULES = [["article", "link busy, on average", "at least", 0.85], ["article
   ["ours", "busbw over reference", "at least", 0.8], ["ours", "exposed over step", "at most", 0.1]];
 const percent = part => `${+(part * 100).toPrecision(part < 0.1 ? 2 : 3)}%`;
 
-/** The two lanes of a step. */
-function lanesOf(found) {
-  const wide = 640, scale = wide / found.step, at = t => 64 + (found.forward + t) * scale;
+/** The two lanes of a step, `across` pixels wide. */
+function lanesOf(found, across) {
+  const scale = (across - 72) / found.step, at = t => 64 + (found.forward + t) * scale;
   const box = (from, to, y, fill, label) => [
     svg("rect", { x: at(from), y, width: Math.max(1, (to - from) * scale), height: 24, fill, "fill-opacity": 0.45, stroke: "currentColor", "stroke-opacity": 0.5 }),
-    (to - from) * scale > label.length * 8 && svg("text", { x: at(from) + 4, y: y + 17 }, label)];
-  return svg("svg", { viewBox: "0 0 712 84", "aria-hidden": "true" }, svg("text", { x: 0, y: 21 }, "compute"), svg("text", { x: 0, y: 59 }, "link"),
+    (to - from) * scale > label.length * 8 + 4 && svg("text", { x: (at(from) + at(to)) / 2, y: y + 17, "text-anchor": "middle" }, label)];
+  return svg("svg", { viewBox: `0 0 ${across} 84`, "aria-hidden": "true" }, svg("text", { x: 0, y: 21 }, "compute"), svg("text", { x: 0, y: 59 }, "link"),
     box(-found.forward, 0, 4, "var(--ddp-line)", "forward"), box(0, found.backward, 4, "var(--ddp-0)", "backward"),
     found.done > found.backward && box(found.backward, found.done, 4, "var(--ddp-bad)", "waits"),
     found.spans.map(([from, to], k) => box(from, to, 42, `var(--ddp-${k % 8})`, `${k}`)));
@@ -52,7 +53,7 @@ function render({ model, el }) {
   const draw = () => {
     const [name, peak, usable] = model.get("links")[model.get("link")], health = model.get("health");
     const found = judge(model.get("computes")[model.get("compute")], model.get("gradients")[model.get("gradient")], model.get("buckets"), peak, usable, health);
-    lanes.replaceChildren(lanesOf(found));
+    lanes.replaceChildren(lanesOf(found, Math.max(300, Math.min(900, el.clientWidth || 712))));
     bars.replaceChildren(...RULES.map(([whose, rule, word, limit], i) => {
       const most = Math.max(1, found.values[i]), share = part => `${100 * Math.min(1, part / most)}%`;
       return h("div", {}, h("div", { class: "ddp-rule" }, h("span", {}, `${whose}: ${rule} ${word} ${percent(limit)}`),
@@ -75,5 +76,7 @@ function render({ model, el }) {
     range(model, "health", "Link runs at", { min: 10, max: 100, step: 5, text: p => `${p}% of reference` })),
   lanes, bars, says, spoken);
   draw();
+  let before = el.clientWidth;
+  new ResizeObserver(() => { if (Math.abs(el.clientWidth - before) > 1) { before = el.clientWidth; draw(); } }).observe(el);
 }
 export default { render, judge };

@@ -38,8 +38,8 @@ function rows(buckets) {
   });
 }
 
-function ticks(total) {
-  const raw = total / 6, power = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].find(m => m * power >= raw) * power;
+function ticks(total, most) {
+  const raw = total / most, power = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].find(m => m * power >= raw) * power;
   return Array.from({ length: Math.floor(total / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
@@ -77,9 +77,10 @@ function picture(step, total, wide, name) {
   });
   word("communication, by bucket", LEFT, comm - 6, "ddp-lane");
   parts.push(svg("path", { class: "ddp-end", d: `M${x(ends)} ${top - 4}V${bottom + 2}` }));
-  for (const t of ticks(total)) {
+  const label = t => (total < 2 ? ms(t) : `${+t.toPrecision(3)} s`);
+  for (const t of ticks(total, wide < 480 ? 4 : 6)) {
     const anchor = x(t) > wide - 30 ? "end" : t === 0 ? "start" : "middle";
-    parts.push(svg("path", { class: "ddp-axis", d: `M${x(t)} ${bottom + 2}v5` }), svg("text", { x: x(t), y: bottom + 19, class: "ddp-tick", style: `text-anchor: ${anchor}` }, ms(t)));
+    parts.push(svg("path", { class: "ddp-axis", d: `M${x(t)} ${bottom + 2}v5` }), svg("text", { x: x(t), y: bottom + 19, class: "ddp-tick", style: `text-anchor: ${anchor}` }, label(t)));
   }
   return svg("svg", { class: "ddp-timeline", viewBox: `0 0 ${wide} ${bottom + 24}`, width: wide, height: bottom + 24, role: "img", "aria-label": name }, parts);
 }

@@ -67,9 +67,10 @@ export function ringPicture({ schedule, held, before, step, direction, title, mo
   const pairs = [...new Set(transfers.map(([, src, dst]) => src * ranks + dst))].map(p => [Math.floor(p / ranks), p % ranks]);
   const path = (src, dst) => way(src, dst, ranks, direction);
   const crowded = sent.length > 2 * ranks || new Set(sent.map(([, src, dst]) => src * ranks + dst)).size < sent.length;
-  const parcels = crowded ? [] : sent.map(([, src, dst, chunk]) => {
-    const middle = angle(src, ranks) + (direction * Math.PI) / ranks;
-    const points = path(src, dst), rest = direction ? onEllipse(middle, ranks, ranks > 4 ? 0.68 : 0.97) : points[Math.floor(points.length * 0.45)];
+  const answered = ([, src, dst]) => sent.some(([, from, to]) => from === dst && to === src); // two labels on one way: apart
+  const parcels = crowded ? [] : sent.map(transfer => {
+    const [, src, dst, chunk] = transfer, middle = angle(src, ranks) + (direction * Math.PI) / ranks;
+    const points = path(src, dst), rest = direction ? onEllipse(middle, ranks, ranks > 4 ? 0.68 : 0.97) : points[Math.floor(points.length * (answered(transfer) ? 0.2 : 0.45))];
     return parcel(short(before[src][chunk], chunk, ranks, direction), rest, moved && !calm() && place(src, ranks), src);
   });
   const label = sent.length ? `Arrows of step ${step}: ${sent.length} transfers` : "The ranks on a circle, nothing sent yet";

@@ -36,7 +36,7 @@ const binary = size => {
   const power = Math.min(3, Math.floor(Math.log2(size) / 10));
   return `${+(size / 1024 ** power).toPrecision(4)} ${["B", "KiB", "MiB", "GiB"][power]}`;
 };
-const micro = seconds => { const us = seconds * 1e6; return us < 1e4 ? `${us.toPrecision(3)} µs` : `${(us / 1e3).toPrecision(4)} ms`; };
+const micro = seconds => { const us = seconds * 1e6; return us < 1e4 ? `${+us.toPrecision(3)} µs` : `${+(us / 1e3).toPrecision(4)} ms`; };
 const sizeOf = model => model.get("sizes")[model.get("size_at")];
 const named = pair => (pair ? pair.join("/") : "nothing");
 

@@ -48,7 +48,8 @@ class Sweep:
         size = "" if about["size_B"] is None else f", {about['size_B']} B"
         lines = [
             f"# {about['knob']} on {about['workload']}{size}: {about['ranks']} ranks, {about['backend']}",
-            f"# measured: {about['how']}; limits of the change: {about['confidence']:.0%} for the whole table",
+            f"# measured: {about['how']}",
+            f"# limits of the change: {about['confidence']:.0%} for the whole table",
             f"{'value':>24} {'time_ms':>9} {'change':>8} {'from':>8} {'to':>8}  verdict",
         ]
         for row in self.table.itertuples(index=False):
