@@ -6,21 +6,22 @@ from typing import Any
 
 import torch
 
+from ddplab._arguments import shown
+from ddplab.transfers import number
+
 State = dict[str, Any]  # step (a tensor, as in torch), exp_avg (m), exp_avg_sq (v)
 Group = dict[str, Any]  # lr, betas, eps, weight_decay, decoupled_weight_decay
 
 
 def check_options(lr: float, betas: tuple[float, float], eps: float, weight_decay: float, floor: float) -> None:
     """ValueError for what (1-bit) Adam cannot work with."""
-    for name, value, fits in (
-        ("lr", lr, lr >= 0),
-        ("betas", betas, len(betas) == 2 and all(0 <= beta < 1 for beta in betas)),
-        ("eps", eps, eps >= 0),
-        ("weight_decay", weight_decay, weight_decay >= 0),
-        ("floor", floor, 0 <= floor <= 1),
-    ):
-        if not fits:
-            raise ValueError(f"{name} is out of range: {value!r}")
+    number(lr.item() if isinstance(lr, torch.Tensor) and lr.numel() == 1 else lr, "lr", 0)  # torch takes tensors, too
+    number(eps, "eps", 0), number(weight_decay, "weight_decay", 0), number(floor, "floor", 0, 1)
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas are two numbers, such as (0.9, 0.999), not {shown(betas)}")
+    for beta in betas:
+        if number(beta, "each of the betas", 0, 1) == 1:
+            raise ValueError(f"each of the betas is below 1, not {beta!r}: nothing new would ever count")
 
 
 def fresh_state(p: torch.Tensor) -> State:

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddplab._arguments import choice, flag, shown
 from ddplab._exchange import broadcast_from_first, check_same_model
 from ddplab._lockstep import Lockstep, mean_
+from ddplab.hooks.wire import member_of
 
 
 class LocalSteps:
@@ -46,19 +48,16 @@ class LocalSteps:
     ):
         name = type(self).__name__
         if not isinstance(module, nn.Module):
-            raise TypeError(f"{name} takes a torch module, not {module!r}")
+            raise TypeError(f"{name} takes a torch module, not {shown(module)}")
         if hasattr(module, "require_backward_grad_sync"):
             raise TypeError(f"{type(module).__name__} averages every gradient, which {name} avoids: give it ddp.module")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer is a torch optimizer over the module's parameters, not {optimizer!r}")
-        if buffers not in ("average", "keep"):
-            raise ValueError(f"buffers is 'average' or 'keep', not {buffers!r}")
+            raise TypeError(f"optimizer is a torch optimizer over the module's parameters, not {shown(optimizer)}")
+        choice(buffers, "buffers", ("average", "keep"))
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(f"{name} needs torch.distributed: use ddplab.launch or torchrun")
         self.every = whole(every, "every", least=1)
-        self.group = process_group or dist.group.WORLD
-        if dist.get_rank(self.group) < 0:
-            raise RuntimeError(f"rank {dist.get_rank()} is not in the process group given to {name}")
+        self.group = member_of(process_group, name)
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if not named:
             raise ValueError("no parameter of this model requires a gradient: there is nothing to train")
@@ -70,7 +69,7 @@ class LocalSteps:
         self.module, self.optimizer, self.buffers = module, optimizer, buffers
         self.steps = self._agreed = 0  # steps taken, and how many it were when the ranks last agreed
         self._params, self._lockstep = list(named.values()), Lockstep([repr(n) for n in named], self.group)
-        self._sent = 0
+        self._sent, self._loaded = 0, False  # has a checkpoint been loaded since the last meeting?
 
     @property
     def wire_bytes(self) -> int:
@@ -87,7 +86,7 @@ class LocalSteps:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The inner optimizer's."""
-        self.optimizer.zero_grad(set_to_none)
+        self.optimizer.zero_grad(flag(set_to_none, "set_to_none"))
 
     def finish(self) -> None:
         """After the last step: agree, unless the ranks just did. RuntimeError on every rank if another goes on."""
@@ -114,7 +113,11 @@ class LocalSteps:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()` of the same rank. ValueError for another rank's, or another number of ranks', or
-        another method's; nothing has changed then."""
+        another method's; nothing has changed then.
+
+        Every rank does it. When they next meet they compare what they share: ValueError, on every rank, if a checkpoint
+        was loaded on some of them only, or from different steps.
+        """
         name = type(self).__name__
         if not isinstance(state, dict) or state.get("method", name) != name:
             what = f"that of {state['method']}" if isinstance(state, dict) else f"{type(state).__name__}"
@@ -125,10 +128,13 @@ class LocalSteps:
                 f"this is the checkpoint of rank {state.get('rank')} of {state.get('ranks')}, loaded on rank {here[0]} "
                 f"of {here[1]}: each rank needs its own, from as many ranks"
             )
+        if damaged := {key for key in self.state_dict() if key != "method"} - state.keys():
+            raise ValueError(f"this checkpoint of {name} is damaged: it has no entry {', '.join(sorted(damaged))}")
+        steps, agreed, sent = (whole(state[key], key, least=0) for key in ("steps", "agreed", "wire_bytes"))
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would go on writing into `state`
-        self.steps, self._agreed = state["steps"], state["agreed"]
-        self._sent = state["wire_bytes"] - self._lockstep.wire_bytes
+        self.steps, self._agreed, self._loaded = steps, agreed, True
+        self._sent = sent - self._lockstep.wire_bytes
 
     def _due(self) -> bool:
         return self.steps % self.every == 0
@@ -142,7 +148,16 @@ class LocalSteps:
 
     def _meet(self, step: int, tensors: list[torch.Tensor | None], what: str) -> list[bool]:
         """Hear of a mistake on any rank before the values travel; which of the tensors any rank has."""
-        return self._lockstep.meet(step, tensors, what, self._options()).used
+        meeting = self._lockstep.meet(step, tensors, what, self._options(), self._loaded)
+        if any(meeting.loaded):
+            has = [torch.tensor(self._loaded)]
+            self._lockstep.require_shared(meeting.loaded, {"starting points": has} | self._shared())
+            self._loaded = False
+        return meeting.used
+
+    def _shared(self) -> dict[str, list[torch.Tensor | None]]:
+        """What ranks hold alike, by name, whenever they meet."""
+        return {"numbers of steps since they agreed": [torch.tensor(self.steps - self._agreed)]}
 
     def _options(self) -> dict[str, Any]:
         """What must be the same on all ranks."""
@@ -157,5 +172,5 @@ class LocalSteps:
 def whole(value: Any, name: str, least: int) -> int:
     """`value` if it is a number of steps; ValueError otherwise."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-        raise ValueError(f"{name} is a whole number of steps, {least} or more, not {value!r}")
+        raise ValueError(f"{name} is a whole number of steps, {least} or more, not {shown(value)}")
     return operator.index(value)

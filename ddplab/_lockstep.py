@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ddplab._exchange import gather_ints
 
 _WORD = 62  # bits of an int64 that carry flags
-_FINE, _NOT_FINITE, _SPARSE = range(3)
+_FINE, _NOT_FINITE, _SPARSE, _LOADED = range(4)  # what is wrong here; and, added to it, a checkpoint was loaded
 _FINISHED = -1
 
 
@@ -29,6 +29,7 @@ class Meeting:
 
     used: list[bool]  # for each tensor: does any rank have it?
     alike: bool  # do the ranks' tensors have the same sums, and not only zeros? `identical` tells for sure
+    loaded: list[bool]  # for each rank: has it loaded a checkpoint since the last meeting?
 
 
 class Lockstep:
@@ -38,8 +39,17 @@ class Lockstep:
         self.names, self.group, self.wire_bytes = list(names), group, 0
         self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def meet(self, step: int, tensors: Sequence[torch.Tensor | None], what: str, options: object = ()) -> Meeting:
+    def meet(
+        self,
+        step: int,
+        tensors: Sequence[torch.Tensor | None],
+        what: str,
+        options: object = (),
+        loaded: bool = False,
+    ) -> Meeting:
         """Every rank calls this in step `step` with its `tensors` (None where it has none), one for each name.
+
+        loaded: has this rank loaded a checkpoint since the last meeting? If any has, `require_shared` is to follow.
 
         Raises on every rank: RuntimeError for ranks in different steps, TypeError for a sparse tensor, ValueError for
         NaN or infinity and for options that differ; the text names rank, step and parameter.
@@ -48,10 +58,12 @@ class Lockstep:
         state, where, count = self._state(tensors, sums)
         digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums)) if any(sums) else -1
         flags = [sum((t is not None) << i for i, t in enumerate(tensors[k : k + _WORD])) for k in self._words()]
+        state += _LOADED * loaded
         table = self._gather([step, zlib.crc32(repr(options).encode()), digest, state, where, count, *flags])
-        self._same_step([row[0] for row in table])
+        came = self._same_step(table)
         self._same_options([row[1] for row in table], options)
         for rank, (_, _, _, state, where, count, *_) in enumerate(table):
+            state %= _LOADED
             if state == _SPARSE:
                 raise TypeError(
                     f"sparse gradients not supported: {self.names[where]} on rank {rank}; build it with sparse=False"
@@ -64,7 +76,18 @@ class Lockstep:
         words = [[row[6 + k] for row in table] for k in range(len(flags))]
         used = [any(word >> (i % _WORD) & 1 for word in words[i // _WORD]) for i in range(len(tensors))]
         digests = {row[2] for row in table}
-        return Meeting(used, alike=self._ranks > 1 and len(digests) == 1 and digests != {-1})
+        return Meeting(used, self._ranks > 1 and len(digests) == 1 and digests != {-1}, came)
+
+    def require_shared(self, loaded: Sequence[bool], shared: dict[str, Sequence[torch.Tensor | None]]) -> None:
+        """After a checkpoint: ValueError on every rank unless all ranks hold the same `shared` tensors, to the bit.
+
+        loaded: which ranks have loaded one, as the meeting found. Every rank calls it.
+        """
+        counted = self.wire_bytes
+        for what, tensors in shared.items():
+            if not self.identical(tensors):
+                raise ValueError(f"the ranks' {what} differ, {_advice(loaded)}")
+        self.wire_bytes = counted  # a resumed run counts what an uninterrupted one does
 
     def identical(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Do all ranks hold the same `tensors`, to the bit? Every rank reads all its bytes for it."""
@@ -77,7 +100,7 @@ class Lockstep:
     def finish(self, step: int) -> None:
         """This rank has taken its last step, number `step`. RuntimeError on every rank if another goes on."""
         table = self._gather([_FINISHED, step] + [0] * (4 + len(self._words())))
-        self._same_step([row[0] for row in table])
+        self._same_step(table)
         last = [row[1] for row in table]
         if len(set(last)) > 1:
             raise RuntimeError(f"the ranks took different numbers of steps: {_by_rank(last)}")
@@ -99,12 +122,15 @@ class Lockstep:
                 return _NOT_FINITE, i, bad
         return _FINE, 0, 0
 
-    def _same_step(self, steps: list[int]) -> None:
+    def _same_step(self, table: list[list[int]]) -> list[bool]:
+        """RuntimeError unless all ranks are in the same step; which of them have loaded a checkpoint."""
+        steps, loaded = [row[0] for row in table], [row[3] >= _LOADED for row in table]
         if len(set(steps)) == 1:
-            return
+            return loaded
         where = ["has finished" if s == _FINISHED else f"is in step {s}" for s in steps]
         said = ", ".join(f"rank {r} {text}" for r, text in enumerate(where))
-        raise RuntimeError(f"the ranks are out of step: {said}. Every rank must take the same number of steps")
+        advice = f"; {_advice(loaded)}" if any(loaded) else ""
+        raise RuntimeError(f"the ranks are out of step: {said}. Every rank must take the same number of steps{advice}")
 
     def _same_options(self, checksums: list[int], options: object) -> None:
         if len(set(checksums)) == 1:
@@ -160,6 +186,15 @@ def mean_(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> int:
 def _real(t: torch.Tensor) -> torch.Tensor:
     """The tensor's own memory as real numbers, outside autograd."""
     return torch.view_as_real(t.detach()) if t.is_complex() else t.detach()
+
+
+def _advice(loaded: Sequence[bool]) -> str:
+    """What to do where ranks do not go on from the same place."""
+    ranks = ", ".join(str(rank) for rank, has in enumerate(loaded) if has)
+    return (
+        f"and a checkpoint was loaded on rank {ranks} of {len(loaded)}: let every rank load what it saved itself, all "
+        "at the same step"
+    )
 
 
 def _by_rank(values: Sequence[int]) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ddplab.transfers import number
+
 
 class VarianceWatch:
     """Compares the L1 norm of v at the end of the warm-up with what it was some steps before.
@@ -19,8 +21,8 @@ class VarianceWatch:
     """
 
     def __init__(self, warmup: int, stable: float | None, beta2: float):
-        if stable is not None and not 0 < stable <= 1:
-            raise ValueError(f"stable is a ratio above 0 and up to 1, or None, not {stable!r}")
+        if stable is not None:
+            number(stable, "stable, where it is not None,", most=1.0, above=True)
         self.warmup, self.stable = warmup, stable
         self.window = max(1, min(round(1 / (1 - beta2)), warmup // 2))
         self.before = 0.0  # the earlier norm, once it is known; part of a checkpoint

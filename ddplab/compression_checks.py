@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from ddplab._arguments import instance, shown
 from ddplab.checks import CheckError
 from ddplab.schedule import ring
 
@@ -25,6 +27,7 @@ def check_onebit(fn: Callable, seed: int = 0) -> None:
     """
     import torch
 
+    instance(fn, Callable, "check_onebit takes a function of a gradient and a residual")
     draw = torch.Generator().manual_seed(seed)
     known = [
         ([1.0, -3.0], [0.0, 0.0], "without anything held back"),
@@ -54,7 +57,7 @@ def _step(fn: Callable, gradient: torch.Tensor, residual: torch.Tensor, when: st
     kept = gradient.clone(), residual.clone()
     answer = fn(gradient, residual)
     if not isinstance(answer, tuple) or len(answer) != 3:
-        raise CheckError(f"return three things, (bits, scale, residual), not {answer!r}.")
+        raise CheckError(f"return three things, (bits, scale, residual), not {shown(answer)}.")
     bits, scale, new = answer
     if not torch.equal(gradient, kept[0]) or not torch.equal(residual, kept[1]):
         raise CheckError("the gradient or the residual was changed in place: return a new residual instead.")
@@ -65,14 +68,17 @@ def _step(fn: Callable, gradient: torch.Tensor, residual: torch.Tensor, when: st
             raise CheckError(f"{name} is a tensor of shape {shape}, not {getattr(tensor, 'shape', tensor)!r}.")
     if bits.dtype != torch.bool:
         raise CheckError(f"bits are of dtype bool, one for each value, not {bits.dtype}.")
-    scale, right = float(scale), value.abs().mean().item()
+    try:
+        scale, right = float(scale), value.abs().mean().item()
+    except (TypeError, ValueError):
+        raise CheckError(f"scale is a number, not {shown(scale)}.") from None
     given = f"gradient {_list(gradient)} and residual {_list(residual)}"
     if not torch.equal(bits, value >= 0):
         i = int((bits != (value >= 0)).int().argmax())
         hint = " Add the residual first." if torch.equal(bits, gradient >= 0) and bool(residual.any()) else ""
         hint = " Zero counts as plus." if value[i] == 0 else hint
         raise CheckError(f"{when}, value {i} of {given}: {value[i]:.4g} got the bit {bool(bits[i])}.{hint}")
-    if abs(scale - right) > _CLOSE * max(right, 1e-30):
+    if not abs(scale - right) <= _CLOSE * max(right, 1e-30):  # NaN is not right either
         raise CheckError(f"{when}: the scale is {scale:.6g}; the mean magnitude of what is encoded is {right:.6g}.")
     left = value - torch.where(bits, right, -right)
     if not torch.allclose(new, left, rtol=_CLOSE, atol=_CLOSE * max(right, 1e-30)):
@@ -94,14 +100,16 @@ def check_routing_bytes(fn: Callable[[str, int, int], float]) -> None:
     the rank that owns it, and its mean, 1 bit again, from there to all. Scales do not count, and numbers divide evenly.
     Compared with messages that are counted one by one. Raises CheckError that names the case.
     """
+    instance(fn, Callable, "check_routing_bytes takes a function of a route, a number of ranks, and one of values")
     for route in ROUTES:
         for ranks in (2, 4, 8, 64):
             values = 64 * ranks * 100
             answer, right = fn(route, ranks, values), sum(_messages(route, ranks, values))
-            if abs(answer - right) > 1e-9 * right:
+            if not isinstance(answer, Real) or isinstance(answer, bool) or not abs(answer - right) <= 1e-9 * right:
+                said = f"{answer:,}" if isinstance(answer, Real) else shown(answer)
                 raise CheckError(
-                    f"{route}, {ranks} ranks, {values:,} values: rank 0 sends {right:,} bytes, {fn.__name__} returned "
-                    f"{answer:,}. {_HINTS[route]}"
+                    f"{route}, {ranks} ranks, {values:,} values: rank 0 sends {right:,} bytes, "
+                    f"{getattr(fn, '__name__', 'the function')} returned {said}. {_HINTS[route]}"
                 )
     print("right for 2, 4, 8 and 64 ranks")
 

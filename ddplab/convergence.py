@@ -15,13 +15,15 @@ This model is far too small to measure a step on; its loss and its bytes are not
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddplab._arguments import choice, instance, several, shown
 from ddplab.link import Link
 from ddplab.paired import paired
-from ddplab.transfers import number
+from ddplab.transfers import count, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,21 +80,24 @@ def converge(
     import pandas as pd
 
     from ddplab._training import train_all
+    from ddplab.hosts import Hosts
     from ddplab.launch import launch
     from ddplab.recipes import RECIPES
 
+    instance(hosts, (Hosts, NoneType), "hosts are emulated ones, a ddplab.Hosts, or None")
     ranks = ranks if hosts is None else hosts.ranks
     images, classes = _images(pixels, labels)
-    names = list(RECIPES if methods is None else methods)
-    seeds = list(seeds)
-    if unknown := [name for name in names if name not in RECIPES]:
-        raise ValueError(f"no method is called {unknown[0]!r}: take {', '.join(RECIPES)}")
-    if not names or not seeds or len({*names}) < len(names) or len({*seeds}) < len(seeds):
-        raise ValueError("name at least one method and one seed, each of them once")
-    for name, value, least in (("steps", steps, 1), ("every", every, 1), ("batch", batch, 1), ("ranks", ranks, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} is a whole number, {least} or more, not {value!r}")
+    names = list(RECIPES) if methods is None else several(methods, "methods are a list of names from ddplab.RECIPES")
+    seeds = several(seeds, "seeds are whole numbers, such as range(5)")
+    seeds = [count(seed, "each of the seeds", least=0, error=ValueError) for seed in seeds]
+    if unknown := [name for name in names if not isinstance(name, str) or name not in RECIPES]:
+        raise ValueError(f"no method is called {shown(unknown[0])}: take {', '.join(RECIPES)}")
+    if len({*names}) < len(names) or len({*seeds}) < len(seeds):
+        raise ValueError("name each method and each seed once")
+    for name, value in (("steps", steps), ("every", every), ("batch", batch), ("ranks", ranks)):
+        count(value, name, error=ValueError)
     number(lr_factor, "lr_factor", above=True), number(compute_s, "compute_s", 0)
+    number(timeout, "timeout, in seconds,", above=True)
     if len(images) - TESTING < ranks * batch:
         raise ValueError(
             f"{len(images)} images are too few for {TESTING} to test with and {batch} for each of {ranks} ranks"
@@ -123,8 +128,13 @@ def verdicts(runs: pd.DataFrame, metric: str = "loss", confidence: float = 0.95)
     """
     import pandas as pd
 
-    if metric not in METRICS:
-        raise ValueError(f"metric is {', '.join(METRICS)}, not {metric!r}")
+    choice(metric, "metric", METRICS)
+    instance(runs, pd.DataFrame, "runs are the DataFrame that ddplab.converge gives")
+    needed = ("method", "baseline", "seed", "step", "loss", "wire_B", metric)
+    if missing := [name for name in needed if name not in runs]:
+        raise ValueError(f"runs are the DataFrame that ddplab.converge gives; this one has no {', '.join(missing)}")
+    if runs.empty:
+        raise ValueError("runs has no rows: there is nothing to compare")
     first, last = (
         runs[runs.step == step].sort_values(["method", "seed"]) for step in (runs.step.min(), runs.step.max())
     )
@@ -158,7 +168,10 @@ def verdicts(runs: pd.DataFrame, metric: str = "loss", confidence: float = 0.95)
 
 def _images(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 of shape (images, 1, height, width) with mean 0 and standard deviation 1, and int64."""
-    images, classes = np.asarray(pixels, dtype=np.float32), np.asarray(labels)
+    try:
+        images, classes = np.asarray(pixels, dtype=np.float32), np.asarray(labels)
+    except (TypeError, ValueError):  # words, or rows of different lengths
+        raise TypeError(f"pixels and labels are arrays of numbers, not {shown(pixels)} and {shown(labels)}") from None
     if images.ndim != 3 or min(images.shape[1:], default=0) < 2:
         raise ValueError(f"pixels have the shape (images, height, width), at least 2 by 2, not {images.shape}")
     if classes.shape != images.shape[:1] or classes.dtype.kind not in "iu" or (len(classes) and classes.min() < 0):

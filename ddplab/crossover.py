@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ddplab._arguments import choice, flag, instance, several
 from ddplab.link import Link
 from ddplab.transfers import count, number
 
@@ -45,37 +46,44 @@ class Compressor:
     decode_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
+        instance(self.name, str, "a compressor's name is text")
         for field in ("factor", "encode_s_per_byte", "decode_s_per_byte"):
             number(getattr(self, field), f"a compressor's {field}", 0)
-        if self.routing not in ROUTINGS:
-            raise ValueError(f"a compressor's routing is {', '.join(ROUTINGS)}, not {self.routing!r}")
+        choice(self.routing, "a compressor's routing", ROUTINGS)
 
     def bytes_sent(self, ranks: int, nbytes: float) -> float:
-        """Payload bytes that each rank sends, and receives, for `nbytes` of gradient."""
+        """Payload bytes that each rank sends, and receives, for `nbytes` of gradient. ValueError for fewer than 1 rank
+        or 0 bytes, here and below."""
+        ranks, nbytes = _size(ranks, nbytes)
         return (ranks - 1 if self.routing == "all-gather" else 2 * (ranks - 1) / ranks) * self.factor * nbytes
 
     def latencies(self, ranks: int) -> int:
         """Messages that wait for each other. Two-phase: one round to all owners at once, then a ring of shards."""
+        ranks, _ = _size(ranks)
         return {"ring": 2 * (ranks - 1), "two-phase": ranks, "all-gather": ranks - 1}[self.routing] * (ranks > 1)
 
     def encoding_s(self, nbytes: float) -> float:
         """Seconds that encoding adds to backward."""
-        return self.encode_s_per_byte * nbytes
+        return self.encode_s_per_byte * _size(1, nbytes)[1]
 
     def beside_s(self, ranks: int, nbytes: float) -> float:
         """Seconds of decoding (and encoding again), which stand beside backward, with the transfer."""
+        ranks, nbytes = _size(ranks, nbytes)
         e, d = self.encode_s_per_byte, self.decode_s_per_byte
         times = {"ring": d, "two-phase": 2 * d + e / ranks, "all-gather": ranks * d}
         return times[self.routing] * nbytes
 
-    def seconds(self, ranks: int, nbytes: float, link: Link | str, *, compute_s: float = 0.0, overlap: bool = False):
+    def seconds(
+        self, ranks: int, nbytes: float, link: Link | str, *, compute_s: float = 0.0, overlap: bool = False
+    ) -> float:
         """Seconds of one step: compute, encoding, exchange, decoding. `link` gives rate and latency.
 
         compute_s: forward, backward and optimizer.  overlap: False adds all of it up; True hides the exchange behind
         backward (two thirds of compute) and encoding: rest + max(backward + encoding, exchange + decoding), the bound
         for many small buckets. `ddplab.predict_step` knows the buckets.
         """
-        link = Link.parse(link)
+        link, (ranks, nbytes) = Link.parse(link), _size(ranks, nbytes)
+        number(compute_s, "compute_s", 0), flag(overlap, "overlap")
         lane, fixed, sent = self._terms(ranks, nbytes, link, compute_s * BACKWARD)
         beside = fixed + sent / link.payload_Bps
         return compute_s * (1 - BACKWARD) + (max(lane, beside) if overlap else lane + beside)
@@ -86,6 +94,10 @@ class Compressor:
             return backward_s, 0.0, 0.0
         fixed = self.latencies(ranks) * link.latency_s + self.beside_s(ranks, nbytes)
         return backward_s + self.encoding_s(nbytes), fixed, self.bytes_sent(ranks, nbytes)
+
+
+def _size(ranks: int, nbytes: float = 0) -> tuple[int, float]:
+    return count(ranks, "ranks", error=ValueError), number(nbytes, "nbytes", 0)
 
 
 FP32 = Compressor("fp32")
@@ -117,16 +129,15 @@ def crossover(
     Raises ValueError or TypeError for what makes no sense.
     """
     ranks = count(ranks, "ranks", error=ValueError)
-    compressors = tuple(compressors)
+    compressors = tuple(several(compressors, "compressors are a list of ddplab.Compressor objects"))
     for one in (*compressors, baseline):
-        if not isinstance(one, Compressor):
-            raise TypeError(f"crossover compares ddplab.Compressor objects, not {one!r}")
-    if not compressors:
-        raise ValueError("crossover needs at least one compressor")
-    number(nbytes, "nbytes", above=True), number(compute_s, "compute_s", 0)
-    if not isinstance(overlap, bool):
-        raise TypeError(f"overlap is True or False, not {overlap!r}")
+        _compressor(one)
+    number(nbytes, "nbytes", above=True), number(compute_s, "compute_s", 0), flag(overlap, "overlap")
     return Crossover(compressors, ranks, nbytes, Link.parse(link), compute_s, overlap, baseline)
+
+
+def _compressor(one: Any) -> Compressor:
+    return instance(one, Compressor, "crossover compares ddplab.Compressor objects")
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,7 @@ class Crossover:
 
     def seconds(self, compressor: Compressor, rate_Bps: float | None = None) -> float:
         """Seconds of a step at this rate on the wire, bytes a second; None is the link's own."""
+        _compressor(compressor)
         link = self.link if rate_Bps is None else replace(self.link, rate_Bps=rate_Bps)
         return compressor.seconds(self.ranks, self.nbytes, link, compute_s=self.compute_s, overlap=self.overlap)
 
@@ -159,6 +171,7 @@ class Crossover:
         Without overlap both times are a + v/B, and they cross at B = (v0 - v) / (a - a0). With overlap the baseline's
         time max(p0, a0 + v0/B) must exceed max(p, a + v/B): below min(v0 / (p - a0), (v0 - v) / (a - a0)).
         """
+        _compressor(compressor)
         at = self.ranks, self.nbytes, self.link, self.compute_s * BACKWARD
         (p0, a0, v0), (p, a, v) = self.baseline._terms(*at), compressor._terms(*at)
         if not self.overlap:

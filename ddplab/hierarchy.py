@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddplab.hooks.wire import _among as new_group_among
+from ddplab._arguments import shown
+from ddplab.hooks.wire import among, give_back, member_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -35,7 +36,7 @@ class Hierarchy:
         inter: the group of the ranks of the same place in their hosts, this one among them; None from place `rails` on.
 
     Raises ValueError, on every rank, where hosts leave out or repeat a rank or where the ranks were given different
-    hosts.
+    hosts; TypeError for hosts that are no lists of ranks; RuntimeError without `torch.distributed` or outside `group`.
     """
 
     def __init__(
@@ -45,10 +46,8 @@ class Hierarchy:
             raise RuntimeError(
                 "Hierarchy makes process groups: use it in a function given to ddplab.launch, or under torchrun."
             )
-        group = dist.group.WORLD if group is None else group
+        group = member_of(group, "Hierarchy")
         everyone = dist.get_process_group_ranks(group)
-        if dist.get_rank() not in everyone:
-            raise ValueError(f"Rank {dist.get_rank()} is not in the group given to Hierarchy.")
         given = _table(hosts) if hasattr(hosts, "mesh_dim_names") else hosts
         if given is not None:
             given = _lists(given)
@@ -64,6 +63,7 @@ class Hierarchy:
         self.everyone = group
         rails = [[host[place] for host in self.hosts] for place in range(self.rails)]
         self.intra, self.inter = _groups(self.hosts, group), _groups(rails, group)
+        self._made = [self.intra, self.inter]
 
     def _arrange(self, hosts: Sequence[Sequence[int]], everyone: Sequence[int]) -> None:
         self.hosts = tuple(tuple(sorted(host)) for host in hosts)  # torch sorts the ranks of a group
@@ -89,7 +89,21 @@ class Hierarchy:
         made._arrange(table, [rank for host in table for rank in host])
         made.intra, made.inter = mesh.get_group("intra"), mesh.get_group("inter")
         made.everyone = dist.group.WORLD if made.ranks == dist.get_world_size() else None
+        made._made = []
         return made
+
+    def close(self) -> None:
+        """Give back the groups that were made here, not those of a mesh or of others. Every rank calls it, when all are
+        through; a second call does nothing. An all-reduce afterwards is a RuntimeError."""
+        for group in self._made:
+            give_back(group)
+        self.intra = self.inter = None
+        self._made = []
+
+    def require_open(self) -> None:
+        """RuntimeError after `close()`."""
+        if self.intra is None:
+            raise RuntimeError("this Hierarchy is closed: make a new one")
 
     def require_agreement(self, tensor: torch.Tensor, op: str, device: torch.device | str) -> None:
         """ValueError on every rank unless all are about to reduce the same shape and dtype over the same hosts."""
@@ -100,6 +114,7 @@ class Hierarchy:
                 "This mesh covers only some of the job's ranks and has no group of all of them to check in: pass "
                 "check=False, or ddplab.Hierarchy(mesh, group) with a group of them."
             )
+        self.require_open()
         hosts = hashlib.blake2b(repr(self.hosts).encode(), digest_size=4).hexdigest()
         require_same(tensor, op, f"hosts {[len(host) for host in self.hosts]} {hosts}", self.everyone, device)
 
@@ -111,16 +126,20 @@ def where_am_i() -> str:
 
 def _lists(hosts: Sequence[Sequence[int]]) -> list[list[int]]:
     try:
-        return [[operator.index(rank) for rank in host] for host in hosts]
+        listed = [list(host) for host in hosts]
+        if any(isinstance(rank, bool) for host in listed for rank in host):
+            raise TypeError
+        return [[operator.index(rank) for rank in host] for host in listed]
     except TypeError:
-        raise TypeError(f"hosts are lists of ranks, one a host, such as [[0, 1], [2, 3]], not {hosts!r}.") from None
+        what = "hosts are lists of ranks, one a host, such as [[0, 1], [2, 3]]"
+        raise TypeError(f"{what}, not {shown(hosts)}.") from None
 
 
 def _table(mesh: DeviceMesh) -> list[list[int]]:
     names = getattr(mesh, "mesh_dim_names", None)
     if tuple(names or ()) != LEVELS:
         raise ValueError(
-            f"A hierarchy needs a mesh with the dimensions {LEVELS}, not {names if names else repr(mesh)}: "
+            f"A hierarchy needs a mesh with the dimensions {LEVELS}, not {names if names else shown(mesh)}: "
             'init_device_mesh("cpu", (hosts, ranks_per_host), mesh_dim_names=("inter", "intra")).'
         )
     return mesh.mesh.tolist()
@@ -134,6 +153,6 @@ def _groups(table: Sequence[Sequence[int]], parent: dist.ProcessGroup) -> dist.P
         if whole:  # all ranks make all groups, as torch wants it
             made = dist.new_group(ranks, backend=backend)
         elif inside:  # the others may know nothing of this hierarchy
-            made = new_group_among(ranks, backend)
+            made = among(ranks, backend)
         mine = made if inside else mine
     return mine

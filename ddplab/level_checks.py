@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ddplab._arguments import instance
 from ddplab.checks import CheckError
+from ddplab.transfers import count, number
 
 _TOLERANCE = 1e-3
 
@@ -21,14 +23,19 @@ def check_two_level(fn: Callable, hosts: int = 2, ranks_per_host: int = 2, timeo
     from ddplab.hosts import Hosts, hosts_problem
     from ddplab.launch import RankError, launch
 
+    instance(fn, Callable, "check_two_level takes a function of a tensor and two groups")
+    hosts = count(hosts, "hosts", error=ValueError)
+    ranks_per_host = count(ranks_per_host, "ranks_per_host", error=ValueError)
+    number(timeout, "timeout, in seconds,", above=True)
     n = hosts * ranks_per_host
     try:
         reports = launch(_values, fn, hosts, ranks_per_host, ranks=n, timeout=timeout, device="cpu", show=False)
     except RankError as error:
         if error.rank is not None:
             raise
+        name = getattr(fn, "__name__", "the function")
         raise CheckError(
-            f"{fn.__name__} did not come back within {timeout:g} s: does every rank of a group make the same calls?"
+            f"{name} did not come back within {timeout:g} s: does every rank of a group make the same calls?"
         ) from error
     for rank, report in enumerate(reports):
         if report:

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddplab._arguments import flag
 from ddplab._localsteps import LocalSteps, whole
 from ddplab._lockstep import mean_
 from ddplab.transfers import number
@@ -84,6 +85,10 @@ class PostLocalSGD(LocalSteps):
     def _options(self) -> dict[str, Any]:
         return super()._options() | {"warmup": self.warmup}
 
+    def _shared(self) -> dict[str, list[torch.Tensor | None]]:
+        warming = {"parameters": list(self._params)} if self.steps < self.warmup else {}
+        return super()._shared() | warming
+
     def _agree(self) -> None:
         if self.steps > self.warmup:  # before that they never parted
             self._sent += mean_(self._params, self.group)
@@ -119,6 +124,7 @@ class DiLoCo(LocalSteps):
         buffers: str = "average",
     ):
         number(outer_lr, "outer_lr", 0), number(outer_momentum, "outer_momentum", 0)  # torch takes NaN for both
+        flag(nesterov, "nesterov")
         super().__init__(module, optimizer, every, process_group, buffers)
         wide = [torch.promote_types(p.dtype, torch.float32) for p in self._params]
         self._common = [p.detach().to(dtype, copy=True) for p, dtype in zip(self._params, wide, strict=True)]
@@ -133,6 +139,10 @@ class DiLoCo(LocalSteps):
         for x, saved in zip(self._common, state["common"], strict=True):
             x.copy_(saved)
         self.outer.load_state_dict(copy.deepcopy(state["outer"]))
+
+    def _shared(self) -> dict[str, list[torch.Tensor | None]]:
+        momenta = [self.outer.state.get(x, {}).get("momentum_buffer") for x in self._common]
+        return super()._shared() | {"common parameters": list(self._common), "outer momenta": momenta}
 
     def _options(self) -> dict[str, Any]:
         outer = self.outer.param_groups[0]

@@ -7,22 +7,26 @@ is a sum of squares, in which the errors of compression do not cancel. What 1-bi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ddplab._adamsteps import check_options, exact_step, freeze, fresh_state, frozen_step, local_momentum, step_unit
+from ddplab._adamsteps import check_options, exact_step, freeze, fresh_state
+from ddplab._arguments import flag, instance, shown
+from ddplab._frozensteps import FrozenSteps, Part
+from ddplab._jointoptimizer import JointOptimizer, Tensors, own_part, require_parameters
 from ddplab._localsteps import whole
-from ddplab._lockstep import Lockstep, check_same_parameters, mean_
-from ddplab._variance import VarianceWatch, warn_of_late_gradients
+from ddplab._lockstep import mean_
+from ddplab._variance import VarianceWatch
 from ddplab.hooks.codec import SignCodec
 from ddplab.hooks.twophase import TwoPhase
 
+_KEPT = {"numbers of steps": "step", "momenta": "exp_avg", "variances": "exp_avg_sq"}
 
-class OneBitAdam(torch.optim.Optimizer):
+
+class OneBitAdam(JointOptimizer):
     """Adam for `warmup` steps; then Adam's variance stands still and the momentum travels as one bit a value.
 
         optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup=200)      # the plain model, no DDP around it
@@ -65,6 +69,8 @@ class OneBitAdam(torch.optim.Optimizer):
 
     Under a DDP, forward and backward belong inside `with ddp.no_sync():`. One that averages the gradients is refused.
 
+    `close()` gives the process group back that the exchange runs on.
+
     Memory: 12 bytes a value (m, v, residual), 4/N for the server's residual, and as much again during a step. It loses
     where the link is fast, where the warm-up is most of the run, where the variance changes after the switch.
 
@@ -95,130 +101,83 @@ class OneBitAdam(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         exchange: Any = None,
     ):
-        if isinstance(params, nn.Module):
-            raise TypeError("OneBitAdam takes parameters: model.parameters(), or model.named_parameters()")
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError("OneBitAdam needs torch.distributed: use ddplab.launch or torchrun")
+        require_parameters(params, "OneBitAdam")
         check_options(lr, betas, eps, weight_decay, floor)
         self.warmup = whole(warmup, "warmup", least=1)  # without any there is no variance to divide by
-        self.bias_correction, self.error_feedback, self.preconditioned = bias_correction, error_feedback, preconditioned
-        self.group = process_group or dist.group.WORLD
-        if dist.get_rank(self.group) < 0:
-            raise RuntimeError(f"rank {dist.get_rank()} is not in the process group given to OneBitAdam")
-        self.floor, self.steps = floor, 0  # steps taken so far
-        self._ranks, self._sent, self._warned = dist.get_world_size(self.group), 0, False
-        self._lockstep: Lockstep | None = None  # until the first step, and after a group was added
-        self._watch = VarianceWatch(self.warmup, stable, betas[1])
-        self._residuals: tuple[torch.Tensor, torch.Tensor] | None = None  # worker's, server's; from the switch on
-        self._pairs: list[tuple[dict[str, Any], torch.Tensor]] = []  # groups and parameters that have a variance
-        self._live: torch.Tensor | None = None  # which of their values are sent; None: all
-        self._exchange = TwoPhase(SignCodec(), self.group) if exchange is None else exchange
+        self.bias_correction = flag(bias_correction, "bias_correction")
+        self.error_feedback = flag(error_feedback, "error_feedback")
+        self.preconditioned = flag(preconditioned, "preconditioned")
+        flag(decoupled_weight_decay, "decoupled_weight_decay")
+        if exchange is not None and not all(hasattr(exchange, name) for name in ("mean", "shard", "wire_bytes")):
+            raise TypeError(f"exchange is a ddplab.TwoPhase or None, not {shown(exchange)}")
+        self.floor, self._watch = floor, VarianceWatch(self.warmup, stable, betas[1])
+        self._frozen: FrozenSteps | None = None  # from the switch on
         decay = {"weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay}
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps} | decay)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps} | decay, process_group)
+        self._own = TwoPhase(SignCodec(), self.group) if exchange is None else None
+        self._exchange = exchange or self._own
 
     @property
     def wire_bytes(self) -> int:
         """Payload bytes that this rank has put on the wire so far, where the backend's all-reduce is a ring."""
-        return self._sent + self._exchange.wire_bytes + (self._lockstep.wire_bytes if self._lockstep else 0)
+        return self._sent + self._exchange.wire_bytes + self.met_bytes
 
     @property
     def compressing(self) -> bool:
         """Has the variance been frozen?"""
-        return self._residuals is not None
+        return self._frozen is not None
 
     def residual_norm(self) -> float:
         """The L2 norm of what error feedback holds back on this rank, as worker and as server; 0.0 in the warm-up."""
-        return float(torch.cat(self._residuals).norm()) if self.compressing else 0.0
+        return self._frozen.residual_norm() if self.compressing else 0.0
+
+    def close(self) -> None:
+        """Give back the process group that was made for the exchange; every rank calls it, after its last step."""
+        if self._own is not None:
+            self._own.close()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every rank. `closure` computes the loss and the gradients again; its value is returned."""
         loss = None
         if closure is not None:
+            instance(closure, Callable, "closure is a function without arguments, or None")
             with torch.enable_grad():
                 loss = closure()
-        if self._lockstep is None:
-            self._begin()
-        grads = [p.grad for _, p in self._each()]
-        meeting = self._lockstep.meet(self.steps + 1, grads, "gradient", self._options())
-        if meeting.alike and self._lockstep.identical(grads):
-            raise RuntimeError(
-                f"step {self.steps + 1}: all ranks hold the same gradients. If a DDP averages them, run forward and "
-                "backward inside `with ddp.no_sync():`, or use the plain model; otherwise give each rank its own data"
-            )
+        used = self.meet()
         if self.steps < self.warmup and not self.compressing:
-            self._warm_up(meeting.used)
+            self._warm_up(used)
         else:
             if not self.compressing:
                 self._freeze()
-            self._compressed_step()
+            self._frozen.step(self.steps + 1, self.warmup, dist.get_rank(self.group))
         self.steps += 1
         return loss
 
     def _warm_up(self, used: list[bool]) -> None:
         """Average the gradients, where they lie, and let Adam do the rest."""
-        pairs = [pair for pair, anywhere in zip(self._each(), used, strict=True) if anywhere]
+        pairs = [pair for pair, anywhere in zip(self.each(), used, strict=True) if anywhere]
         for _, p in pairs:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self._sent += mean_([p.grad for _, p in pairs], self.group)
         for group, p in pairs:
             exact_step(p, p.grad, self._state(p), group, self.bias_correction)
-        seen = ((self._state(p), group["betas"][1]) for group, p in self._each())
+        seen = ((self._state(p), group["betas"][1]) for group, p in self.each())
         self._watch.see(self.steps + 1, seen, speak=dist.get_rank(self.group) == 0)
-
-    def _compressed_step(self) -> None:
-        momenta = [local_momentum(p, self.state[p], group) for group, p in self._pairs]
-        units = [step_unit(self.state[p], group) if self.preconditioned else 1 for group, p in self._pairs]
-        flat = torch.cat([m / unit for m, unit in zip(momenta, units, strict=True)])
-        self._say_what_is_lost(flat)
-        sent = flat if self._live is None else flat[self._live]
-        sent = self._exchange.mean(sent, *(self._residuals if self.error_feedback else (None, None)))
-        flat = sent if self._live is None else torch.zeros_like(flat).masked_scatter_(self._live, sent)
-        parts = flat.split([m.numel() for m in momenta])
-        for (group, p), part, unit in zip(self._pairs, parts, units, strict=True):
-            frozen_step(p, part * unit, self.state[p], group, self.bias_correction)
 
     def _freeze(self) -> None:
         """The switch: from here on v stays as it is, and what has no v is not sent."""
-        self._check_same_values(self._lockstep, "at the switch")
-        for group, p in self._each():
+        self.check_same_values(self._lockstep, "at the switch")
+        for group, p in self.each():
             freeze(self._state(p), group, self.bias_correction, self.floor)
         self._lay_out()
 
     def _lay_out(self) -> None:
-        self._pairs = [(group, p) for group, p in self._each() if self._state(p)["step"] > 0]
-        if not self._pairs:
-            raise RuntimeError("no parameter had a gradient on any rank during the warm-up: nothing can be trained")
-        live = torch.cat([self.state[p]["exp_avg_sq"].reshape(-1) > 0 for _, p in self._pairs])
-        self._live = None if bool(live.all()) else live
-        sent = int(live.sum())
-        mine = self._exchange.shard(sent)
-        sizes = (sent, mine.stop - mine.start)
-        self._residuals = tuple(torch.zeros(size, device=live.device) for size in sizes)
-
-    # -- what can go wrong -------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """The first step: do all ranks train the same thing, from the same values?"""
-        names = list(self._names())
-        check_same_parameters(names, [p for _, p in self._each()], self.group)
-        lockstep = Lockstep(names, self.group)
-        self._check_same_values(lockstep, "before the first step")
-        self._lockstep = lockstep
-
-    def _check_same_values(self, lockstep: Lockstep, when: str) -> None:
-        values = [p for _, p in self._each()]
-        lockstep.meet(self.steps + 1, values, "value", self._options())
-        if not lockstep.identical(values):
-            raise ValueError(f"the ranks hold different parameters {when}: build, seed or broadcast them alike")
-
-    def _say_what_is_lost(self, flat: torch.Tensor) -> None:
-        if self._warned:
-            return
-        trained = {p for _, p in self._pairs}
-        late = [p.grad for _, p in self._each() if p not in trained and p.grad is not None]
-        late += [] if self._live is None else [flat[~self._live]]
-        self._warned = warn_of_late_gradients(late, self.warmup, self.steps + 1, dist.get_rank(self.group))
+        trained = [Part(group, p, self.state[p]) for group, p in self.each() if self._state(p)["step"] > 0]
+        known = {part.p for part in trained}
+        others = [p for _, p in self.each() if p not in known]
+        how = self.preconditioned, self.bias_correction, self.error_feedback
+        self._frozen = FrozenSteps(trained, others, self._exchange, *how)
 
     # -- groups and checkpoints --------------------------------------------------------------------------------------
 
@@ -226,24 +185,22 @@ class OneBitAdam(torch.optim.Optimizer):
         """As in torch, before the variance is frozen; RuntimeError afterwards."""
         if self.compressing:
             raise RuntimeError("the variance is frozen: a new parameter would have none. Add groups during the warm-up")
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise TypeError(f'a group is a dict with an entry "params", not {shown(param_group)}')
         own = {**self.defaults, **param_group}
+        flag(own["decoupled_weight_decay"], "decoupled_weight_decay")
         check_options(own["lr"], own["betas"], own["eps"], own["weight_decay"], own.get("floor", 0.0))
         super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            if not p.is_floating_point():
-                raise TypeError(f"OneBitAdam trains real parameters, not {p.dtype}")
-        if self._lockstep is not None:
-            self._sent, self._lockstep = self._sent + self._lockstep.wire_bytes, None
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with an entry "onebit": this rank's residuals and counts. Every rank saves and loads its own.
 
         Tensors, numbers and text only. A resumed run goes on to the bit.
         """
-        worker, server = self._residuals or (None, None)
+        worker, server = (self._frozen.worker, self._frozen.server) if self.compressing else (None, None)
         mine = {
             "rank": dist.get_rank(self.group),
-            "ranks": self._ranks,
+            "ranks": dist.get_world_size(self.group),
             "steps": self.steps,
             "wire_bytes": self.wire_bytes,
             "norm_before": self._watch.before,
@@ -253,46 +210,31 @@ class OneBitAdam(torch.optim.Optimizer):
         return super().state_dict() | {"onebit": mine}
 
     def load_state_dict(self, state_dict: dict[str, Any], residuals: bool = True) -> None:
-        """Go on from a `state_dict()` of this rank.
+        """Go on from a `state_dict()` of this rank. Every rank does it: in the next step they compare what they share,
+        ValueError on every rank if it differs, as after a checkpoint that was loaded on some of them only.
 
         residuals: False starts with empty residuals, and takes the state of any rank, saved by any number of ranks.
         ValueError without that for another rank's state, or another number of ranks'.
         """
-        mine = state_dict.get("onebit")
-        if mine is None:
-            raise ValueError("this is no checkpoint of OneBitAdam: it has no entry 'onebit'")
-        here = dist.get_rank(self.group), self._ranks
-        if residuals and (mine["rank"], mine["ranks"]) != here:
-            raise ValueError(
-                f"this is the checkpoint of rank {mine['rank']} of {mine['ranks']}, loaded on rank {here[0]} of "
-                f"{here[1]}: load this rank's own, or start with empty residuals: load_state_dict(..., residuals=False)"
-            )
+        own = self.state_dict()["onebit"]
+        mine = own_part(state_dict, own, "onebit", "OneBitAdam", any_rank=not flag(residuals, "residuals"))
         super().load_state_dict(copy.deepcopy({k: v for k, v in state_dict.items() if k != "onebit"}))
-        self.steps, self._watch.before = mine["steps"], mine["norm_before"]
+        self.steps, self._watch.before = mine["steps"], float(mine["norm_before"])
         self._sent += mine["wire_bytes"] - self.wire_bytes
-        self._residuals, self._live = None, None
+        self._frozen, self._loaded = None, True
         if mine["worker_residual"] is not None:
             self._lay_out()
             if residuals:
-                self._residuals[0].copy_(mine["worker_residual"])
-                self._residuals[1].copy_(mine["server_residual"])
+                self._frozen.restore(mine["worker_residual"], mine["server_residual"])
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("OneBitAdam belongs to the ranks of its group and cannot be copied: save its state_dict()")
+    def shared(self) -> dict[str, Tensors]:
+        states = [self.state.get(p, {}) for _, p in self.each()]
+        kept = {name: [state.get(key) for state in states] for name, key in _KEPT.items()}
+        return {"stages": [torch.tensor(self.compressing)]} | super().shared() | kept
 
-    def _options(self) -> dict[str, Any]:
-        """What must be the same on all ranks."""
+    def options(self) -> dict[str, Any]:
         mine = ("warmup", "bias_correction", "preconditioned", "floor", "error_feedback")
-        groups = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in self.param_groups]
-        return {name: getattr(self, name) for name in mine} | {"groups": groups}
-
-    def _each(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        return ((group, p) for group in self.param_groups for p in group["params"])
-
-    def _names(self) -> Iterator[str]:
-        for g, group in enumerate(self.param_groups):
-            for i in range(len(group["params"])):
-                yield repr(group["param_names"][i]) if "param_names" in group else f"parameter {i} of group {g}"
+        return {name: getattr(self, name) for name in mine} | super().options()
 
     def _state(self, p: torch.Tensor) -> dict[str, Any]:
         if not self.state[p]:

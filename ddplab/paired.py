@@ -17,6 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
+
+from ddplab._arguments import flag, several, shown
+from ddplab.transfers import count
 
 LEAST_PAIRS = 2
 _ROUNDING = 1e-12  # relative: a smaller spread is none
@@ -59,7 +63,8 @@ def paired(
     there is no interval, and the verdict says who diverged. Raises ValueError for lists of different lengths, fewer
     than 2 pairs, a ratio of values that are not above 0, or a confidence that is not between 0 and 1.
     """
-    ours, theirs = [float(v) for v in method], [float(v) for v in baseline]
+    flag(lower_is_better, "lower_is_better"), flag(ratio, "ratio")
+    ours, theirs = _values(method, "method"), _values(baseline, "baseline")
     n = len(ours)
     if n != len(theirs):
         raise ValueError(f"pairs need as many values of each: the method has {n}, the baseline {len(theirs)}")
@@ -88,6 +93,14 @@ def paired(
     return Paired(mean, low, high, n, ratio, verdict)
 
 
+def _values(values: Sequence[float], what: str) -> list[float]:
+    given = several(values, f"{what} is a list of numbers, one for each seed")
+    for v in given:
+        if not isinstance(v, Real) or isinstance(v, bool):
+            raise TypeError(f"{what} is a list of numbers, one for each seed: {shown(v)} is none")
+    return [float(v) for v in given]
+
+
 def _verdict(low: float, high: float, lower_is_better: bool, ratio: bool) -> str:
     if low <= 0 <= high:
         return "no difference seen"
@@ -112,10 +125,9 @@ def student_t(confidence: float, freedom: int) -> float:
     The probability has a closed form for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4); t is
     found by bisection. t(0.95, 4) = 2.776, where a normal distribution has 1.960: five seeds are few.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is between 0 and 1, such as 0.95, not {confidence!r}")
-    if isinstance(freedom, bool) or not isinstance(freedom, int) or freedom < 1:
-        raise ValueError(f"degrees of freedom are a whole number, 1 or more, not {freedom!r}")
+    if not isinstance(confidence, Real) or isinstance(confidence, bool) or not 0 < confidence < 1:
+        raise ValueError(f"confidence is between 0 and 1, such as 0.95, not {shown(confidence)}")
+    freedom = count(freedom, "degrees of freedom", error=ValueError)
     low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(freedom))
     for _ in range(100):
         middle = (low + high) / 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddplab._arguments import instance
 from ddplab.hooks.cast import fp16
 from ddplab.hooks.int8 import int8
 from ddplab.hooks.onebit import onebit
@@ -100,6 +102,9 @@ class Own(Trainer):
     def finish(self) -> None:
         getattr(self.optimizer, "finish", lambda: None)()
 
+    def close(self) -> None:
+        getattr(self.optimizer, "close", lambda: None)()
+
 
 def ring_bytes(nbytes: int) -> int:
     """What a ring all-reduce of `nbytes` has a rank send."""
@@ -117,6 +122,11 @@ class Recipe:
     make: Callable[[nn.Module, int, float], Trainer]
     baseline: str | None
     says: str
+
+    def __post_init__(self) -> None:
+        instance(self.make, Callable, "a recipe's make is a function (model, steps, lr_factor) that gives a Trainer")
+        instance(self.baseline, (str, NoneType), "a recipe's baseline is the name of another one, or None")
+        instance(self.says, str, "what a recipe says is text")
 
 
 def _sgd(model: nn.Module, lr_factor: float) -> torch.optim.Optimizer:

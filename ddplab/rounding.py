@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ddplab._arguments import choice, instance, several, shown
 from ddplab.schedule import Schedule, ScheduleError, chain, direct, halving_doubling, ring, star, tree
 from ddplab.transfers import count, number
 
@@ -38,11 +39,14 @@ class Additions(NamedTuple):
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """u, the largest relative error of one rounding: 2^-11 for fp16, 2^-8 for bf16, 2^-24 for fp32."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"a rounding takes a floating dtype, such as torch.float16, not {shown(dtype)}")
     return torch.finfo(dtype).eps / 2
 
 
 def additions(schedule: Schedule) -> Additions:
     """How a schedule adds up chunk 0, in the sum that rank 0 ends with."""
+    instance(schedule, Schedule, "additions are those of a ddplab.Schedule, such as ddplab.ring(4)")
     held = [Additions(0, [1])] * schedule.ranks  # of a sum's additions, the last is the sum itself
     for step in _steps(schedule):
         sent = [(dst, reduce, held[src]) for src, dst, chunk, reduce in step if chunk == 0]
@@ -64,6 +68,10 @@ def rounded_sum(schedule: Schedule, values: torch.Tensor) -> torch.Tensor:
     values: (ranks, n), rank r's tensor in row r, in the dtype in which the sums are made. Returns the same shape.
     Several sums into one chunk in one step are made in the order of the schedule's rows.
     """
+    instance(schedule, Schedule, "rounded_sum adds along a ddplab.Schedule, such as ddplab.ring(4)")
+    instance(values, torch.Tensor, "values are a tensor, one row a rank")
+    if values.is_complex() or values.layout != torch.strided:
+        raise TypeError(f"values are a dense tensor of real numbers, not {values.layout}, {values.dtype}")
     if values.dim() != 2 or len(values) != schedule.ranks:
         raise ScheduleError(
             f"{schedule.name} runs on {schedule.ranks} ranks: values must have shape ({schedule.ranks}, n), "
@@ -117,10 +125,11 @@ def rounding_error(
     """
     import pandas as pd
 
-    for names, known, what in ((dtypes, DTYPES, "dtype"), (schedules, SCHEDULES, "schedule")):
-        if isinstance(names, str) or not set(names) <= set(known):
-            raise ValueError(f"{what}s is a list of {', '.join(known)}, not {names!r}")
+    ranks = several(ranks, "ranks are a list of numbers of ranks, such as [2, 4, 8]")
+    ranks = [count(n, "each of the ranks", error=ValueError) for n in ranks]
+    dtypes, schedules = _names(dtypes, DTYPES, "dtypes"), _names(schedules, SCHEDULES, "schedules")
     elements = count(elements, "elements", error=ValueError)
+    seed = count(seed, "seed", least=0, error=ValueError)
     signal = number(signal, "signal", least=-math.inf)
     rows = []
     for name in schedules:
@@ -134,6 +143,13 @@ def rounding_error(
                 rows[-1].update(_compare(schedule, x), **_closed_forms(adds, n, unit_roundoff(x.dtype), signal))
     columns = ["schedule", "dtype", "ranks", "additions", "error", "expected", "worst", "bound", "overflows"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _names(names: Sequence[str], known: Iterable[str], what: str) -> list[str]:
+    listed = several(names, f"{what} is a list of {', '.join(known)}")
+    for name in listed:
+        choice(name, f"each of {what}", known)
+    return listed
 
 
 def _compare(schedule: Schedule, x: torch.Tensor) -> dict[str, float]:

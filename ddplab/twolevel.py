@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import execute
+from ddplab._arguments import choice, flag
 from ddplab._p2p import run_batched, run_posted, segment_elements
 from ddplab._plan import rank_plan
 from ddplab.hierarchy import Hierarchy
@@ -72,8 +73,8 @@ def hierarchical_all_reduce(
         ValueError: an unknown op, a mesh of other dimensions, or, with `check`, ranks that disagree.
     """
     levels = hierarchy if isinstance(hierarchy, Hierarchy) else Hierarchy.of(hierarchy)
-    if op not in ("sum", "mean"):
-        raise ValueError(f'hierarchical_all_reduce knows the ops "sum" and "mean", not {op!r}.')
+    choice(op, "hierarchical_all_reduce's op", ("sum", "mean"))
+    flag(check, "check")
     execute.require_reducible(tensor, op)
     if tensor.dtype in _NOT_ACROSS:
         raise TypeError(f"hierarchical_all_reduce does not take {tensor.dtype}: the groups' all_reduce does not.")
@@ -86,6 +87,7 @@ def hierarchical_all_reduce(
 
 def reduce_in_place(tensor: torch.Tensor, levels: Hierarchy, op: str) -> Sent:
     """What `hierarchical_all_reduce` does once its arguments are known to be right; what this rank sent for it."""
+    levels.require_open()
     if tensor.numel() == 0 or levels.ranks == 1:
         return Sent(0, 0)
     run = execute.transport(tensor.device, levels.intra)

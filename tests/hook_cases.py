@@ -11,11 +11,22 @@ from ddp_cases import OURS, toy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddplab.hooks.base import comm_hook
 from ddplab.hooks.cast import bf16, fp16
+from ddplab.hooks.hierarchical import Hierarchical
 from ddplab.hooks.int8 import int8
 from ddplab.hooks.onebit import onebit
+from ddplab.hooks.powersgd import powersgd
+from ddplab.hooks.sparse import randomk, topk
 
 CORE = {"fp16": fp16, "onebit": onebit, "int8": int8}
+EVERY = CORE | {
+    "bf16": bf16,
+    "topk": topk,
+    "randomk": randomk,
+    "powersgd": powersgd,
+    "hierarchical": lambda **options: (Hierarchical(**options), comm_hook),
+}
 CASTS = {"fp16": fp16, "bf16": bf16}  # of one class: what differs is what they can hold
 FEEDBACK = {"onebit": onebit, "int8": int8}
 WRAPPERS = {"torch": TorchDDP, "torch, static": lambda m: TorchDDP(m, static_graph=True), **OURS}

@@ -157,7 +157,7 @@ def test_verdicts_refuse_what_makes_no_pairs():
     runs = made(base=[0.1, 0.2], other=[0.1, 0.2])
     with pytest.raises(ValueError, match="other and base were not run from the same seeds"):
         verdicts(runs[~((runs.method == "base") & (runs.seed == 1))])
-    with pytest.raises(ValueError, match="metric is loss, test_loss, test_accuracy, not 'speed'"):
+    with pytest.raises(ValueError, match="""metric is "loss", "test_loss" or "test_accuracy", not 'speed'"""):
         verdicts(runs, "speed")
 
 
@@ -213,12 +213,13 @@ def test_without_feedback_the_small_gradient_never_arrives():
     ("options", "message"),
     [
         ({"methods": ["fp64"]}, "no method is called 'fp64': take fp32, fp16"),
-        ({"methods": []}, "at least one method"),
-        ({"methods": ["fp32", "fp32"]}, "each of them once"),
-        ({"seeds": [1, 1]}, "each of them once"),
-        ({"seeds": []}, "at least one method and one seed"),
-        ({"steps": 0}, "steps is a whole number, 1 or more, not 0"),
-        ({"every": True}, "every is a whole number"),
+        ({"methods": []}, "methods are a list of names from ddplab.RECIPES: there must be at least one"),
+        ({"methods": ["fp32", "fp32"]}, "each method and each seed once"),
+        ({"seeds": [1, 1]}, "each method and each seed once"),
+        ({"seeds": []}, "seeds are whole numbers, such as range\\(5\\): there must be at least one"),
+        ({"seeds": [-1]}, "each of the seeds must be a whole number of at least 0, not -1"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
+        ({"every": True}, "every must be a whole number of at least 1, not True"),
         ({"batch": 400}, "too few for 400 to test with and 400 for each of 4 ranks"),
         ({"slow": "fast"}, "is not a rate"),
         ({"lr_factor": math.nan}, "lr_factor is a positive number"),

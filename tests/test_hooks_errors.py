@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import OURS, outcome
-from hook_cases import CASTS, CORE, FEEDBACK, Given, equal, hooked, same_on_all_ranks, step
+from hook_cases import CASTS, CORE, EVERY, FEEDBACK, Given, equal, hooked, same_on_all_ranks, step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -53,7 +53,7 @@ class Embedded(nn.Module):
 
 def unsupported():
     rank, found = dist.get_rank(), {}
-    for method, make in CORE.items():
+    for method, make in EVERY.items():
         ddp, state = hooked(make, Embedded())
         found[method, "sparse"] = outcome(lambda d=ddp: step(d, torch.tensor([rank, 2])))
         state.close()
@@ -151,7 +151,7 @@ def test_nan_is_reported_on_every_rank_and_leaves_no_trace(wrong, method, wrap):
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("method", CORE)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
 def test_sparse_and_complex_gradients_are_refused(wrong, method, kind):
     for found in wrong:

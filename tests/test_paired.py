@@ -107,7 +107,7 @@ def test_a_run_that_diverged_is_no_number():
     [
         ([1, 2], [1], {}, "has 2, the baseline 1"),
         ([1], [1], {}, "no spread in 1"),
-        ([], [], {}, "at least 2 pairs"),
+        ([], [], {}, "method is a list of numbers, one for each seed: there must be at least one"),
         ([1, 0], [1, 1], {"ratio": True}, "values above 0; the smallest is 0.0"),
         ([1, 2], [1, 1], {"confidence": 95}, "such as 0.95, not 95"),
         ([1, 2], [1, 1], {"confidence": 1.0}, "between 0 and 1"),

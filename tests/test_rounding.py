@@ -121,13 +121,13 @@ def test_one_rank_loses_nothing():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dtypes": ("fp8",)}, "dtypes is a list of fp16, bf16, fp32, not \\('fp8',\\)"),
-        ({"dtypes": "fp16"}, "dtypes is a list of"),
-        ({"schedules": ("torus",)}, "schedules is a list of ring, star"),
+        ({"dtypes": ("fp8",)}, """each of dtypes is "fp16", "bf16" or "fp32", not 'fp8'"""),
+        ({"schedules": ("torus",)}, 'each of schedules is "ring", "star"'),
+        ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
         ({"elements": 0}, "elements must be a whole number of at least 1, not 0"),
         ({"signal": math.nan}, "signal is a number"),
         ({"ranks": (6,), "schedules": ("halving_doubling",)}, "needs a power of two ranks"),
-        ({"ranks": (0,)}, "ring's number of ranks must be a whole number of at least 1, not 0"),
+        ({"ranks": (0,)}, "each of the ranks must be a whole number of at least 1, not 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, message):

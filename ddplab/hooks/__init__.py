@@ -9,6 +9,8 @@
 | `powersgd.py`      | `PowerSGD`: two thin matrices for each matrix       | by the rank and the shapes              |
 | `hierarchical.py`  | `Hierarchical`: all bytes, on two levels of links   | 1 on the inner links, less on the outer |
 
-Below them: `base.py` (what all share), `lane.py` (the communication thread), `wire.py` (counted collectives),
-`residuals.py` (error feedback, per parameter), `codec.py` and `twophase.py` (an exchange of things that do not add).
+Below them: `base.py` (what all share), `passage.py` (how a bucket passes through), `lane.py` (the communication
+thread), `wire.py` (counted collectives), `feedback.py` and `residuals.py` (error feedback, per parameter), `codec.py`
+and `twophase.py` (an exchange of things that do not add), `finite.py`, `agreement.py` and `checkpoint.py` (what can go
+wrong, and who hears of it).
 """

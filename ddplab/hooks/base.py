@@ -10,9 +10,8 @@ function, `comm_hook`; the state says what is sent. A method is a `HookState` wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -20,39 +19,26 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
-from ddplab.hooks.agreement import require_agreement
-from ddplab.hooks.lane import Lane
+from ddplab._arguments import instance, shown
+from ddplab.hooks.agreement import AFTER_LOADING, require_agreement
+from ddplab.hooks.checkpoint import require_own
+from ddplab.hooks.finite import NonFiniteGradient, find_nonfinite, parameter_at
+from ddplab.hooks.passage import Passage
 from ddplab.hooks.residuals import Residuals
 from ddplab.hooks.wire import Wire
 
-_AGREED = (ValueError, TypeError, ArithmeticError)  # raised on every rank for the same bucket; else a peer is lost
-
-
-class NonFiniteGradient(ValueError):
-    """NaN or infinity in a gradient. `.rank`, `.bucket` (its index) and `.parameter` (name or place) say whose."""
-
-    def __init__(self, rank: int, bucket: int, parameter: str) -> None:
-        self.rank, self.bucket, self.parameter = rank, bucket, parameter
-        super().__init__(
-            f"NaN or infinity in the gradient on rank {rank}, bucket {bucket}, {parameter}: nothing of this bucket was "
-            "used, and what error feedback holds back is as before this step. Skip the step (zero_grad), clip, or, "
-            "where a GradScaler meets this on purpose, give it to the hook: scaler=scaler"
-        )
-
-
-def all_finite(flat: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite. The extremes tell, on a CPU ten times as fast as `torch.isfinite`."""
-    return flat.numel() == 0 or bool(torch.stack(torch.aminmax(flat)).isfinite().all())
+FINE, _LOADED = -1, -2  # flags of a bucket; from 0 on it is the place of a value that is not finite
 
 
 def comm_hook(state, bucket):  # no annotations: torch wants exactly its own there, and ours are text
     """The communication hook of every method: `ddp.register_comm_hook(state, comm_hook)`."""
-    if not isinstance(state, HookState):
-        raise TypeError(f"the hook's state is one of ddplab's, such as ddplab.OneBit(), not {state!r}")
+    instance(state, HookState, "the hook's state is one of ddplab's, such as ddplab.OneBit()")
+    if not all(hasattr(bucket, name) for name in ("buffer", "parameters", "index", "is_last")):
+        raise TypeError(f"the hook gets a bucket of gradients from DDP, not {shown(bucket)}")
     return state.reduce(bucket)
 
 
-class HookState:
+class HookState(Passage):
     """The state of a communication hook, and its life.
 
     Args:
@@ -61,7 +47,7 @@ class HookState:
         module: the model, so that messages can name its parameters.
         scaler: the `torch.amp.GradScaler` that scales the loss, if any. A gradient that is not finite is then no error:
             every rank gets NaN for it and the scaler skips the step everywhere. And what error feedback holds back
-            follows the scale.
+            follows the scale. On all ranks or on none.
 
     Attributes:
         wire_bytes: payload bytes that this rank has put on the wire since the state was made.
@@ -71,7 +57,8 @@ class HookState:
 
     Raises:
         RuntimeError: `torch.distributed` is not initialised, or this rank is outside the group.
-        ValueError: another rank makes the state of another method.
+        TypeError: an argument of another kind.
+        ValueError: another rank makes the state of another method, or gives another option.
     """
 
     def __init__(
@@ -81,17 +68,19 @@ class HookState:
         module: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        super().__init__()
+        instance(module, (nn.Module, NoneType), "module is the model, a torch.nn.Module, or None")
+        instance(scaler, (torch.amp.GradScaler, NoneType), "scaler is a torch.amp.GradScaler or None")
+        self.scaler, self._scale = scaler, None
         self.wire = Wire(process_group)
-        require_agreement(self.wire, "A communication hook", method=type(self).__name__)  # and nobody leaves before
+        method = type(self).__name__
+        options = {f"{method}'s {name}": value for name, value in self.options().items()}
+        require_agreement(self.wire, {"A communication hook's method": method} | options)  # and nobody leaves before
         self.rank, self.world_size = self.wire.rank, self.wire.size
         self.residuals = Residuals()
-        self.scaler, self._scale = scaler, None
         self.overflows = self.underflows = 0
         self._names = {p: name for name, p in module.named_parameters()} if module is not None else {}
-        self._lane = Lane()
-        self._failure: Exception | None = None
-        self._watched = False  # will autograd call us at the end of this backward?
-        self._deferred: list[tuple[Any, Any]] = []  # NCCL: flags that are still on the device
+        self._loaded = False  # since the ranks last compared what they share?
 
     # -- what a method says -----------------------------------------------------------------------------------------
 
@@ -103,6 +92,15 @@ class HookState:
         """The mean, shape and dtype of the bucket's buffer; that buffer may be overwritten. Collectives through
         `self.wire`, in the same order on all ranks."""
         raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """What all ranks must have been given alike. Extend it; called before the rest of the state is made."""
+        return {"scaler": "none" if self.scaler is None else "given"}
+
+    def shared(self) -> dict[str, Any]:
+        """What all ranks must hold alike before the first bucket of a step, if anything: numbers and words. A method
+        that has some raises `alarm` in its payload and calls `hear` where any rank did."""
+        return {}
 
     def begin(self) -> None:
         """A step begins: what the last one did to the state is final. Extend it for other state, and the next two."""
@@ -116,106 +114,28 @@ class HookState:
         """The loss is now scaled by `factor` times as much: so is what the state holds of gradients."""
         self.residuals.multiply(factor)
 
-    # -- the life of a bucket ---------------------------------------------------------------------------------------
+    # -- one bucket --------------------------------------------------------------------------------------------------
 
     def reduce(self, bucket: dist.GradBucket) -> Future:
         """The future of the bucket's mean. This is the hook."""
         buffer = bucket.buffer()
         if bucket.index() == 0:
             self._begin_step()
-        self._await_end_of_backward()
-        future: Future = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
+        self.watch()
         unfit = "sparse" if buffer.layout != torch.strided else ""
         if not unfit and any(p.is_complex() for p in bucket.parameters()):  # torch hands them over as pairs of floats
             unfit = "complex"
         if unfit:
-            error = TypeError(f"{unfit} gradients not supported: bucket {bucket.index()}, {self._name(bucket, 0)}")
-            self._lane.submit(partial(self._run, _raise, error, buffer, future))
-        elif self.world_size == 1:
-            future.set_result(buffer)
-        elif self.wire.threaded(buffer.device):
-            self._lane.submit(partial(self._run, self.exchange, self.encode(bucket), buffer, future))
-        else:
-            self._run_on_stream(self.encode(bucket), bucket, future)
-        return future
-
-    def find_nonfinite(self, flat: torch.Tensor) -> int:
-        """The place of the first element that is NaN or infinite, -1 if there is none: the flag that `check` takes."""
-        return -1 if all_finite(flat) else int((~torch.isfinite(flat)).int().argmax())
-
-    def gather_flag(self, flag: int, device: torch.device | str = "cpu") -> list[int]:
-        """Every rank's flag: a small all-gather, for a method whose payload has no room for one."""
-        return self.wire.all_gather(torch.tensor([flag], dtype=torch.int64, device=device)).view(-1).tolist()
-
-    def check(self, flags: Sequence[int] | torch.Tensor, bucket: dist.GradBucket) -> None:
-        """Raise NonFiniteGradient if a rank's flag (see `find_nonfinite`) is not -1. Call it with all ranks' flags, in
-        `exchange`, so that every rank raises. Flags on a CUDA device are looked at when the step's last bucket is
-        under way: to look is to wait."""
-        if isinstance(flags, torch.Tensor) and flags.is_cuda:
-            self._deferred.append((flags, bucket))
-            return
-        for rank, place in enumerate(torch.as_tensor(flags).tolist()):
-            if place >= 0:
-                raise NonFiniteGradient(self.wire.ranks[rank], bucket.index(), self._name(bucket, place))
-
-    def _name(self, bucket: dist.GradBucket, place: int) -> str:
-        """The parameter that holds element `place` of the bucket."""
-        params, at = bucket.parameters(), 0
-        for i, p in enumerate(params):
-            at += p.numel()
-            if place < at or i == len(params) - 1:
-                name = f"parameter {self._names[p]!r}" if p in self._names else f"parameter {i} of it"
-                return f"{name}, shape {tuple(p.shape)}"
-        return "which has no parameter"
-
-    def _run(self, exchange: Callable[[Any], torch.Tensor], work: Any, buffer: torch.Tensor, future: Future) -> None:
-        """One bucket in the lane. After a failure nobody sends the rest of the step: all ranks failed here alike."""
-        result = buffer
-        try:
-            if self._failure is None:
-                result = exchange(work)
-                if buffer.is_cuda:
-                    torch.cuda.synchronize(buffer.device)
-        except BaseException as problem:
-            self._failure = problem if isinstance(problem, Exception) else RuntimeError(repr(problem))
-        self._answer(future, result)
-
-    def _answer(self, future: Future, result: torch.Tensor) -> None:
-        if self._failure is None:
-            future.set_result(result)
-        elif self._forgiven():
-            future.set_result(result.fill_(float("nan")))
-        elif self._watched:  # DDP first finishes its step, so that it can take another; then we raise
-            future.set_result(result)
-        else:
-            future.set_exception(self._failure)
-
-    def _forgiven(self) -> bool:
-        return self.scaler is not None and isinstance(self._failure, NonFiniteGradient)
-
-    def _run_on_stream(self, work: Any, bucket: dist.GradBucket, future: Future) -> None:
-        """NCCL: enqueue on a stream of our own, so that backward goes on beside it; nobody waits."""
-        device = bucket.buffer().device
-        if not hasattr(self, "_stream"):
-            self._stream = torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            result = bucket.buffer() if self._failure else self.exchange(work)
-            if bucket.is_last():
-                deferred, self._deferred = self._deferred, []
-                try:
-                    for flags, which in deferred:
-                        self.check(flags.cpu(), which)
-                except NonFiniteGradient as problem:
-                    self._failure = problem
-            self._answer(future, result)
-
-    # -- the life of a step -----------------------------------------------------------------------------------------
+            where = f"bucket {bucket.index()}, {parameter_at(0, bucket, self._names)}"
+            return self.refuse(TypeError(f"{unfit} gradients not supported: {where}"), buffer)
+        if self.world_size == 1:
+            return self.as_it_is(buffer)
+        if self.wire.threaded(buffer.device):
+            return self.in_lane(self.exchange, self.encode(bucket), buffer)
+        return self.on_stream(self.encode(bucket), bucket)
 
     def _begin_step(self) -> None:
-        self.settle()
-        self._watched = False
-        self._deferred.clear()
+        self.start()
         self.begin()
         if self.scaler is not None:
             scale = self.scaler.get_scale()
@@ -223,32 +143,42 @@ class HookState:
                 self.rescale(scale / self._scale)
             self._scale = scale
 
-    def _await_end_of_backward(self) -> None:
-        """Ask autograd to call us when this backward is over, after DDP: twice in the queue puts us behind it."""
-        if self._watched:
+    # -- what ranks tell each other -----------------------------------------------------------------------------------
+
+    def alarm(self, bucket: dist.GradBucket) -> int:
+        """This rank's flag for `check` and `hear`: the place of the first element that is not finite, -1 if all is
+        well, -2 if a state was loaded here and the ranks have to compare what they share."""
+        place = find_nonfinite(bucket.buffer())
+        return _LOADED if place == FINE and self._loaded and bucket.index() == 0 else place
+
+    def hear(self, flag: int, bucket: dist.GradBucket) -> None:
+        """Some rank's flag is not -1: raise for whatever is wrong, on every rank. All of them call it, in `exchange`;
+        a small all-gather, for a method whose payload has no room for flags."""
+        mine = torch.tensor([flag], dtype=torch.int64, device=bucket.buffer().device)
+        flags = self.wire.all_gather(mine).view(-1).tolist()
+        self.check(flags, bucket)
+        if _LOADED in flags:
+            shared = {f"{type(self).__name__}'s {name}": value for name, value in self.shared().items()}
+            require_agreement(self.wire, shared, AFTER_LOADING)
+            self._loaded = False
+
+    def check(self, flags: Sequence[int] | torch.Tensor, bucket: dist.GradBucket) -> None:
+        """Raise NonFiniteGradient if a rank's flag says so. Call it with all ranks' flags, in `exchange`, so that every
+        rank raises. Flags on a CUDA device are looked at when the step's last bucket is under way: to look is to wait.
+        """
+        if isinstance(flags, torch.Tensor) and flags.is_cuda:
+            self._deferred.append(lambda: self.check(flags.cpu(), bucket))
             return
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        with suppress(RuntimeError):  # not in a backward: whoever called us waits for the future, which has the error
-            queue(lambda: queue(self._end_of_backward))
-            self._watched = True
+        for rank, place in enumerate(torch.as_tensor(flags).tolist()):
+            if place >= 0:
+                whose = parameter_at(place, bucket, self._names)
+                raise NonFiniteGradient(self.wire.ranks[rank], bucket.index(), whose)
 
-    def _end_of_backward(self) -> None:
-        failure, forgiven = self._failure, self._forgiven()
-        self.settle()
-        if failure is not None and not forgiven:
-            raise failure
+    def forgives(self, failure: Exception | None) -> bool:
+        """A scaler meets what is not finite on purpose."""
+        return self.scaler is not None and isinstance(failure, NonFiniteGradient)
 
-    def drain(self) -> None:
-        """Wait until the lane is through with all buckets so far."""
-        self._lane.drain()
-
-    def settle(self) -> None:
-        """Wait until all buckets are through; if the step failed, undo it."""
-        self._lane.drain()
-        if self._failure is not None:
-            self.rollback()
-            if isinstance(self._failure, _AGREED):
-                self._failure = None
+    # -- what others ask ----------------------------------------------------------------------------------------------
 
     @property
     def wire_bytes(self) -> int:
@@ -275,26 +205,18 @@ class HookState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from `state_dict()`. ValueError if it is another rank's or another method's."""
-        self.settle()
-        mine = self.state_dict()
-        method = saved.get("method") if isinstance(saved, dict) else None
-        if method != mine["method"] or saved.keys() != mine.keys():
-            what = f"that of {method}" if method else f"no state_dict() of a hook, but {type(saved).__name__}"
-            raise ValueError(f"this is no state of {mine['method']}, it is {what}")
-        for key in ("rank", "world_size"):
-            if saved[key] != mine[key]:
-                raise ValueError(f"{key} was {saved[key]} when this state was saved and is {mine[key]} now")
+        """Go on from `state_dict()`. ValueError, and nothing has changed, if it is another rank's or another method's.
+
+        Every rank does it. What ranks must share is compared in the next step: ValueError there, on every rank.
+        """
+        require_own(saved, self.state_dict())
         self.wire.bytes = int(saved["wire_bytes"])
         self.overflows, self.underflows = int(saved["overflows"]), int(saved["underflows"])
         self._scale = float(saved["scale"]) or None
         self.residuals.load_state_dict(saved["residuals"])
+        self._loaded = True
 
     def close(self) -> None:
         """End the communication thread and give the group back; every rank calls it, after its last step."""
-        self._lane.close()
+        super().close()
         self.wire.close()
-
-
-def _raise(error: Exception) -> torch.Tensor:
-    raise error

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddplab.hooks.base import HookState, all_finite, comm_hook
+from ddplab._arguments import choice, flag
+from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.finite import all_finite
 
 
 class Cast(HookState):
@@ -26,7 +28,7 @@ class Cast(HookState):
 
     Args:
         on_overflow: "count": elements of the mean that the format cannot hold become infinite and are counted in
-            `overflows`. "raise": OverflowError on every rank instead.
+            `overflows`. "raise": OverflowError on every rank instead. The same on all ranks.
         count_underflows: count in `underflows` the elements of this rank's share, gradient / N, that are not zero and
             become zero. It costs a pass over the bucket.
         process_group, module, scaler: see `ddplab.hooks.base.HookState`.
@@ -43,26 +45,28 @@ class Cast(HookState):
         module: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        if on_overflow not in ("count", "raise"):
-            raise ValueError(f'on_overflow is "count" or "raise", not {on_overflow!r}')
-        self.on_overflow, self.count_underflows = on_overflow, count_underflows
+        self.on_overflow = choice(on_overflow, "on_overflow", ("count", "raise"))
+        self.count_underflows = flag(count_underflows, "count_underflows")
         super().__init__(process_group, module=module, scaler=scaler)
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"on_overflow": self.on_overflow}
 
     def encode(self, bucket: dist.GradBucket) -> tuple[dist.GradBucket, torch.Tensor, int]:
         gradients = bucket.buffer()
         share = gradients / self.world_size  # in the gradient's dtype
-        flag = self.find_nonfinite(gradients)
+        alarm = self.alarm(bucket)
         half = share.to(self.dtype)
         if self.count_underflows:
             self.underflows += int(((half == 0) & (gradients != 0)).sum())
-        return bucket, half, flag
+        return bucket, half, alarm
 
     def exchange(self, work: tuple[dist.GradBucket, torch.Tensor, int]) -> torch.Tensor:
-        bucket, half, flag = work
+        bucket, half, alarm = work
         mean = bucket.buffer().copy_(self.wire.all_reduce(half))
         if not all_finite(mean):  # every rank sees it, so every rank asks whose it is
             bad = int((~torch.isfinite(mean)).sum())
-            self.check(self.gather_flag(flag, mean.device), bucket)
+            self.hear(alarm, bucket)
             if self.on_overflow == "raise":
                 raise OverflowError(f"{bad} elements of the mean of bucket {bucket.index()} do not fit {self.dtype}")
             self.overflows += bad

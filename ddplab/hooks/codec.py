@@ -13,7 +13,9 @@ import threading
 import numpy as np
 import torch
 
+from ddplab._arguments import instance, shown
 from ddplab.hooks import codec_torch
+from ddplab.transfers import count
 
 _SIGN, _ONE = np.uint32(0x80000000), np.uint32(0x3F800000)  # of a float32: its sign bit, and the bits of 1.0
 # Row b holds the eight signs that byte b stands for, first value in the highest bit; a set bit is a minus.
@@ -35,6 +37,7 @@ class Codec:
 
     def nbytes(self, n: int) -> int:
         """Bytes of n encoded values."""
+        n = count(n, "n, the number of values,", least=0, error=ValueError)
         return 4 * -(-n // self.chunk) + -(-n * self.bits // 8)
 
     def encode(
@@ -46,6 +49,8 @@ class Codec:
         elements, or None for no error feedback. Returns False if a value is NaN or infinite; `new` is then worthless.
         (On CUDA it returns True, whatever the values: to look is to wait.)
         """
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point() or values.dim() != 1:
+            raise TypeError(f"a codec encodes a one-dimensional floating tensor, not {shown(values)}")
         scales, codes = self._parts(out, values.numel())
         if values.is_cuda:
             total = values.float() + (0.0 if old is None else old)
@@ -65,11 +70,13 @@ class Codec:
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """The values of `data` (uint8, nbytes(out.numel())), written into `out`: flat, contiguous, float32."""
-        return self.mean(data.view(1, -1), out)
+        return self.mean(instance(data, torch.Tensor, "data are a uint8 tensor").view(1, -1), out)
 
     def mean(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """The mean of what the rows encode, written into `out`. rows: uint8, shape (N, nbytes(out.numel()) or more),
         each row starting at a multiple of 4 bytes."""
+        if not isinstance(out, torch.Tensor) or out.dtype != torch.float32 or out.dim() != 1:
+            raise TypeError(f"a codec decodes into a one-dimensional float32 tensor, not {shown(out)}")
         parts = [self._parts(row, out.numel()) for row in rows]
         if out.is_cuda:
             return out.copy_(sum(self.decode_whole(s, c, out.numel()) for s, c in parts) / len(rows))
@@ -82,6 +89,8 @@ class Codec:
 
     def _parts(self, data: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Scales and codes, as views."""
+        if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.numel() < self.nbytes(n):
+            raise ValueError(f"{n} encoded values are a uint8 tensor of {self.nbytes(n)} elements, not {shown(data)}")
         split = 4 * -(-n // self.chunk)
         return data[:split].view(torch.float32), data[split : self.nbytes(n)]
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ddplab.hooks.base import HookState
 from ddplab.hooks.codec import Codec
+from ddplab.hooks.feedback import FeedbackState
+from ddplab.hooks.finite import find_nonfinite
 from ddplab.hooks.residuals import Flat, deliver
 from ddplab.hooks.twophase import TwoPhase
 
 Work = tuple[dist.GradBucket, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-class CompressedState(HookState):
+class CompressedState(FeedbackState):
     """A hook whose buckets travel in the encoding of `codec`, in two phases. `OneBit` and `Int8` say which codec.
 
     Error feedback holds back, at each worker, what its encodings did not say of its gradients, and at each server, the
@@ -28,22 +28,13 @@ class CompressedState(HookState):
     residual, times N because the mean divides by it: nothing is lost, nothing needs to be sent.
 
     Args:
-        error_feedback: False drops the residuals: less memory, and errors that add up.
-        process_group, module, scaler: see `ddplab.hooks.base.HookState`.
+        process_group, error_feedback, module, scaler: see `ddplab.hooks.feedback.FeedbackState`.
     """
 
     codec: type[Codec]
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        error_feedback: bool = True,
-        module: nn.Module | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        super().__init__(process_group, module=module, scaler=scaler)
-        self.error_feedback = error_feedback
+    def __init__(self, process_group: dist.ProcessGroup | None = None, **common: Any) -> None:
+        super().__init__(process_group, **common)
         self.two = TwoPhase(self.codec(), self.wire)
         self._servers: dict[int, Flat] = {}  # by bucket index
 
@@ -55,9 +46,9 @@ class CompressedState(HookState):
             server_old, server_new = self._server(bucket).take()
         rows, finite = self.two.encode(gradients, old, new)
         if not finite or gradients.is_cuda:
-            flag = self.find_nonfinite(gradients)
+            flag = find_nonfinite(gradients)
             if not finite and flag < 0:  # finite by itself, not together with what was held back, or in float32
-                flag = max(0, self.find_nonfinite(gradients.float() + (0.0 if old is None else old)))
+                flag = max(0, find_nonfinite(gradients.float() + (0.0 if old is None else old)))
             self.two.flag(rows, flag)
         return bucket, rows, new, server_old, server_new
 

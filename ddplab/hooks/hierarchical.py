@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab.hierarchy import Hierarchy
-from ddplab.hooks.base import HookState, all_finite, comm_hook
+from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.finite import all_finite
 from ddplab.twolevel import reduce_in_place
 
 if TYPE_CHECKING:
@@ -48,21 +49,20 @@ class Hierarchical(HookState):
         module: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        self.hierarchy, self.across_bytes = Hierarchy(hosts, process_group), 0
         super().__init__(process_group, module=module, scaler=scaler)
-        self.hierarchy = Hierarchy(hosts, process_group)
-        self.across_bytes = 0
 
     def encode(self, bucket: dist.GradBucket) -> tuple[dist.GradBucket, int]:
-        return bucket, self.find_nonfinite(bucket.buffer())
+        return bucket, self.alarm(bucket)
 
     def exchange(self, work: tuple[dist.GradBucket, int]) -> torch.Tensor:
-        bucket, flag = work
+        bucket, alarm = work
         mean = bucket.buffer()
         sent = reduce_in_place(mean, self.hierarchy, "mean")
         self.wire.bytes += sum(sent)
         self.across_bytes += sent.across
         if not all_finite(mean):  # every rank sees it, so every rank asks whose it is
-            self.check(self.gather_flag(flag, mean.device), bucket)
+            self.hear(alarm, bucket)
         return mean
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,6 +71,10 @@ class Hierarchical(HookState):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         super().load_state_dict(saved)
         self.across_bytes = int(saved["across_bytes"])
+
+    def close(self) -> None:
+        super().close()
+        self.hierarchy.close()
 
 
 hierarchical_hook = comm_hook

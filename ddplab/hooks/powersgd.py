@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ddplab.hooks.agreement import require_agreement
-from ddplab.hooks.base import HookState, comm_hook
+from ddplab._arguments import flag
+from ddplab.hooks.agreement import digest
+from ddplab.hooks.base import FINE, comm_hook
+from ddplab.hooks.feedback import FeedbackState
 from ddplab.hooks.residuals import deliver
 from ddplab.transfers import count
 
@@ -63,10 +64,10 @@ class _Work(NamedTuple):
     parts: list[_Part]
     corrected: torch.Tensor  # gradient plus residual, float32, in the place of the next residual
     first: torch.Tensor  # what the first all-reduce sums: all P, the uncompressed parameters, one value for the flag
-    flag: int
+    alarm: int
 
 
-class PowerSGD(HookState):
+class PowerSGD(FeedbackState):
     """Rank-r approximation of each gradient matrix, with warm start and error feedback.
 
     Paper: Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed
@@ -88,12 +89,12 @@ class PowerSGD(HookState):
 
     Args:
         rank: r, the rank of the approximation. The paper uses 1 to 4 for images, up to 32 for language.
-        process_group, module, scaler: see `HookState`.
-        error_feedback: hold back what does not travel. Without it, it is lost.
         warm_start: start from the last step's Q; else from a new random one, the same on all ranks.
         seed: of the random Q, the same on all ranks.
+        process_group, error_feedback, module, scaler: see `FeedbackState`.
 
-    Raises ValueError if rank or seed make no sense or differ between ranks.
+    Raises ValueError if rank or seed make no sense or differ between ranks; in a step, on every rank, if the ranks'
+    factors Q differ, which they do after a checkpoint was loaded on some of them only.
     """
 
     def __init__(
@@ -101,45 +102,43 @@ class PowerSGD(HookState):
         rank: int = 4,
         process_group: dist.ProcessGroup | None = None,
         *,
-        error_feedback: bool = True,
         warm_start: bool = True,
         seed: int = 0,
-        module: nn.Module | None = None,
-        scaler: torch.amp.GradScaler | None = None,
+        **common: Any,
     ) -> None:
         self.matrix_rank = count(rank, "PowerSGD's rank", error=ValueError)
         self.seed = count(seed, "seed", least=0, error=ValueError)
-        self.error_feedback, self.warm_start = bool(error_feedback), bool(warm_start)
-        super().__init__(process_group, module=module, scaler=scaler)
-        options = {"error_feedback": self.error_feedback, "warm_start": self.warm_start, "seed": self.seed}
-        require_agreement(self.wire, "PowerSGD", rank=self.matrix_rank, **options)
+        self.warm_start = flag(warm_start, "warm_start")
+        super().__init__(process_group, **common)
         self._place: dict[torch.Tensor, int] = {}  # in the order in which parameters first came
         self._q: dict[int, torch.Tensor] = {}  # by place, float32 (columns, r)
         self._before: dict[int, torch.Tensor | None] = {}  # the Q that this step replaced
         self._steps = 0
 
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"rank": self.matrix_rank, "warm_start": self.warm_start, "seed": self.seed}
+
+    def shared(self) -> dict[str, Any]:
+        factors = digest(q for _, q in sorted(self._q.items()))
+        return {"seed": self.seed, "number of steps": self._steps, "factors Q": factors}
+
     def encode(self, bucket: dist.GradBucket) -> _Work:
-        gradients = bucket.buffer()
-        flag = self.find_nonfinite(gradients)
-        parts = self._parts(bucket)
-        if self.error_feedback:
-            old, new = self.residuals.take(bucket)
-            corrected = torch.add(old, gradients, out=new)
-        else:
-            corrected = gradients.float()
+        alarm = self.alarm(bucket)
+        parts, corrected = self._parts(bucket), self.corrected(bucket)
         pieces = [(part.matrix(corrected) @ self._query(part, corrected.device)).view(-1) for part in parts if part.r]
         pieces += [corrected[part.lo : part.hi] for part in parts if not part.r]
-        # Divided before the sum, as DDP does. One value more says that a gradient is not finite.
+        # Divided before the sum, as DDP does. One value more says that something is to be heard.
         first = torch.cat([*pieces, corrected.new_zeros(1)]).div_(self.world_size)
-        first[-1] = 0.0 if flag < 0 else float("nan")
-        return _Work(bucket, parts, corrected, first, flag)
+        first[-1] = 0.0 if alarm == FINE else float("nan")
+        return _Work(bucket, parts, corrected, first, alarm)
 
     def exchange(self, work: _Work) -> torch.Tensor:
-        bucket, parts, corrected, first, flag = work
+        bucket, parts, corrected, first, alarm = work
         self.wire.all_reduce(first)
         if not bool(first.isfinite().all()):
-            self.check(self.gather_flag(flag, first.device), bucket)
-            raise OverflowError(_TOO_LARGE.format(bucket.index()))
+            self.hear(alarm, bucket)
+            if not bool(first[:-1].isfinite().all()):
+                raise OverflowError(_TOO_LARGE.format(bucket.index()))
         matrices, result, at = [part for part in parts if part.r], bucket.buffer(), 0
         left = []
         for part in matrices:
@@ -193,6 +192,11 @@ class PowerSGD(HookState):
     def _query(self, part: _Part, device: torch.device) -> torch.Tensor:
         """Q to start from, orthonormal, so that neither tiny nor huge gradients shrink or swell it over the steps."""
         q = self._q.get(part.place) if self.warm_start else None
+        if q is not None and q.shape != (part.columns, part.r):
+            raise ValueError(
+                f"the loaded factor of parameter {part.place} (in the order of the first buckets) has the shape "
+                f"{tuple(q.shape)}, not {(part.columns, part.r)}: it was saved with another model"
+            )
         if q is None or not bool(q.any(dim=0).all()):  # after a zero gradient all directions are equally good
             fresh = np.random.default_rng([self.seed, part.place, self._steps])
             random = torch.from_numpy(fresh.standard_normal((part.columns, part.r), dtype=np.float32)).to(device)

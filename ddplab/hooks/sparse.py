@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddplab.hooks.agreement import require_agreement
-from ddplab.hooks.base import HookState, comm_hook
+from ddplab.hooks.base import FINE, comm_hook
+from ddplab.hooks.feedback import FeedbackState
+from ddplab.hooks.finite import find_nonfinite
 from ddplab.hooks.residuals import deliver
 from ddplab.transfers import count, number
 
@@ -43,22 +44,15 @@ def drawn(n: int, k: int, seed: int, draw: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(np.random.default_rng([seed, draw]).choice(n, k, replace=False, shuffle=False)))
 
 
-class _Sparse(HookState):
-    """What top-k and random-k share: the ratio, and the corrected gradient (gradient plus what was held back)."""
+class _Sparse(FeedbackState):
+    """What top-k and random-k share: the ratio."""
 
-    def __init__(
-        self, ratio: float, process_group: dist.ProcessGroup | None, error_feedback: bool, **options: Any
-    ) -> None:
+    def __init__(self, ratio: float, process_group: dist.ProcessGroup | None, **common: Any) -> None:
         self.ratio = number(ratio, "ratio, the share of the elements that travel,", most=1.0, above=True)
-        self.error_feedback = bool(error_feedback)
-        super().__init__(process_group, **options)
+        super().__init__(process_group, **common)
 
-    def _corrected(self, bucket: dist.GradBucket) -> torch.Tensor:
-        """Gradient plus residual, float32, in the place of the next residual."""
-        if not self.error_feedback:
-            return bucket.buffer().float()
-        old, new = self.residuals.take(bucket)
-        return torch.add(old, bucket.buffer(), out=new)
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"ratio": self.ratio}
 
 
 class TopK(_Sparse):
@@ -76,28 +70,19 @@ class TopK(_Sparse):
 
     Args:
         ratio: share of each bucket's elements that travel, above 0, at most 1: k = max(1, int(n ratio)).
-        process_group, module, scaler: see `HookState`.
-        error_feedback: hold back what does not travel. Without it, it is lost: small elements may never arrive.
+        process_group, error_feedback, module, scaler: see `FeedbackState`. Without error feedback small elements may
+            never arrive.
 
     Raises ValueError if ratio makes no sense or differs between ranks.
     """
 
-    def __init__(
-        self,
-        ratio: float = 0.01,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        error_feedback: bool = True,
-        module: nn.Module | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        super().__init__(ratio, process_group, error_feedback, module=module, scaler=scaler)
-        require_agreement(self.wire, "TopK", ratio=self.ratio, error_feedback=self.error_feedback)
+    def __init__(self, ratio: float = 0.01, process_group: dist.ProcessGroup | None = None, **common: Any) -> None:
+        super().__init__(ratio, process_group, **common)
 
     def encode(self, bucket: dist.GradBucket) -> tuple[dist.GradBucket, torch.Tensor, torch.Tensor]:
         gradients = bucket.buffer()
-        flag = torch.tensor([self.find_nonfinite(gradients)], device=gradients.device)
-        corrected = self._corrected(bucket)
+        flag = torch.tensor([find_nonfinite(gradients)], device=gradients.device)
+        corrected = self.corrected(bucket)
         index = largest(corrected, kept(corrected.numel(), self.ratio))
         values = corrected[index].to(gradients.dtype)
         corrected[index] -= values.float()  # 0, but for what a 16-bit value rounds off
@@ -133,45 +118,47 @@ class RandomK(_Sparse):
 
     Args:
         ratio: share of each bucket's elements that travel, above 0, at most 1: k = max(1, int(n ratio)).
-        process_group, module, scaler: see `HookState`.
-        error_feedback: hold back what does not travel. Without it, it is lost: gradients are `ratio` times too small.
         seed: of the draws, the same on all ranks.
+        process_group, error_feedback, module, scaler: see `FeedbackState`. Without error feedback gradients are `ratio`
+            times too small.
 
-    Raises ValueError if ratio or seed make no sense or differ between ranks.
+    Raises ValueError if ratio or seed make no sense or differ between ranks; in a step, on every rank, if the ranks
+    would draw differently, which they do after a checkpoint was loaded on some of them only.
     """
 
     def __init__(
-        self,
-        ratio: float = 0.01,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        error_feedback: bool = True,
-        seed: int = 0,
-        module: nn.Module | None = None,
-        scaler: torch.amp.GradScaler | None = None,
+        self, ratio: float = 0.01, process_group: dist.ProcessGroup | None = None, *, seed: int = 0, **common: Any
     ) -> None:
-        self.seed, self._draws = count(seed, "seed", least=0, error=ValueError), 0
-        super().__init__(ratio, process_group, error_feedback, module=module, scaler=scaler)
-        options = {"ratio": self.ratio, "error_feedback": self.error_feedback, "seed": self.seed}
-        require_agreement(self.wire, "RandomK", **options)
+        self.seed, self._draws, self._begun_at = count(seed, "seed", least=0, error=ValueError), 0, 0
+        super().__init__(ratio, process_group, **common)
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"seed": self.seed}
+
+    def shared(self) -> dict[str, Any]:
+        return {"seed": self.seed, "number of draws": self._begun_at}
+
+    def begin(self) -> None:
+        super().begin()
+        self._begun_at = self._draws  # the lane compares it, while draws for later buckets go on
 
     def encode(self, bucket: dist.GradBucket) -> tuple[dist.GradBucket, torch.Tensor, torch.Tensor, torch.Tensor, int]:
-        flag = self.find_nonfinite(bucket.buffer())
-        corrected = self._corrected(bucket)
+        alarm = self.alarm(bucket)
+        corrected = self.corrected(bucket)
         n = corrected.numel()
         index = drawn(n, kept(n, self.ratio), self.seed, self._draws).to(corrected.device)
         self._draws += 1
         # One value more says that something is wrong: the draw may well miss an element that is NaN.
-        values = corrected.new_full((len(index) + 1,), 0.0 if flag < 0 else float("nan"))
+        values = corrected.new_full((len(index) + 1,), 0.0 if alarm == FINE else float("nan"))
         values[:-1] = corrected[index] / self.world_size
         corrected[index] = 0
-        return bucket, corrected, index, values, flag
+        return bucket, corrected, index, values, alarm
 
     def exchange(self, work: tuple[dist.GradBucket, torch.Tensor, torch.Tensor, torch.Tensor, int]) -> torch.Tensor:
-        bucket, residual, index, values, flag = work
+        bucket, residual, index, values, alarm = work
         self.wire.all_reduce(values)
         if not bool(values[-1].isfinite()):
-            self.check(self.gather_flag(flag, values.device), bucket)
+            self.hear(alarm, bucket)
         mean = torch.zeros_like(residual)
         mean[index] = values[:-1]
         return deliver(mean, bucket.buffer(), residual if self.error_feedback else None)

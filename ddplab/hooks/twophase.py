@@ -19,8 +19,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ddplab._arguments import instance, shown
 from ddplab.hooks.codec import Codec
 from ddplab.hooks.wire import Wire
+from ddplab.transfers import count
 
 _FLAG_BYTES = 8
 
@@ -32,7 +34,12 @@ class TwoPhase:
     """
 
     def __init__(self, codec: Codec, group: dist.ProcessGroup | Wire | None = None) -> None:
+        instance(codec, Codec, "codec is a ddplab codec, such as ddplab.SignCodec()")
         self.codec, self.wire = codec, group if isinstance(group, Wire) else Wire(group)
+
+    def close(self) -> None:
+        """Give back the group that was made for this exchange; every rank calls it, after its last one."""
+        self.wire.close()
 
     @property
     def wire_bytes(self) -> int:
@@ -42,8 +49,12 @@ class TwoPhase:
     def shard(self, n: int, rank: int | None = None) -> slice:
         """The elements, of n, that `rank` (default: this one) owns. All shards but the last have the same multiple of
         8 elements; there may be empty ones."""
+        n = count(n, "n, the number of elements,", least=0, error=ValueError)
+        rank = self.wire.rank if rank is None else count(rank, "rank", least=0, error=ValueError)
+        if rank >= self.wire.size:
+            raise ValueError(f"rank is 0 to {self.wire.size - 1}, not {rank}")
         size = self._shard_size(n)
-        at = min(n, size * (self.wire.rank if rank is None else rank))
+        at = min(n, size * rank)
         return slice(at, min(n, at + size))
 
     def mean(
@@ -57,8 +68,20 @@ class TwoPhase:
         worker_residual, shape (n,), and server_residual, of the size of `shard(n)`, float32, are what error feedback
         holds back: added before, renewed afterwards, in place. None: no error feedback there.
 
-        Raises ValueError on every rank, all tensors untouched, if a rank's values are NaN or infinite.
+        Raises ValueError on every rank, all tensors untouched, if a rank's values are NaN or infinite; TypeError and
+        ValueError, before anything is sent, for tensors of another kind or size.
         """
+        if not isinstance(flat, torch.Tensor) or not flat.is_floating_point() or flat.dim() != 1:
+            raise TypeError(f"what is averaged is a one-dimensional floating tensor, not {shown(flat)}")
+        part = self.shard(flat.numel())
+        for name, residual, size in (
+            ("worker_residual", worker_residual, flat.numel()),
+            ("server_residual", server_residual, part.stop - part.start),
+        ):
+            if residual is None:
+                continue
+            if not isinstance(residual, torch.Tensor) or residual.dtype != torch.float32 or residual.shape != (size,):
+                raise ValueError(f"{name} is a float32 tensor of shape ({size},) or None, not {shown(residual)}")
         if self.wire.size == 1:
             return flat
         worker = torch.empty_like(worker_residual) if worker_residual is not None else None

@@ -6,9 +6,12 @@ Counted is payload: what this rank sends to others. The kernel's count is a litt
 from __future__ import annotations
 
 from collections import Counter
+from types import NoneType
 
 import torch
 import torch.distributed as dist
+
+from ddplab._arguments import instance
 
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed after torch 2.9
 
@@ -29,16 +32,22 @@ class Wire:
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError("communication hooks need torch.distributed: use ddplab.launch or torchrun")
-        parent = process_group or dist.group.WORLD
+        parent = member_of(process_group, "the hook's state")
         self.rank, self.size, self.bytes = dist.get_rank(parent), dist.get_world_size(parent), 0
-        if self.rank < 0:
-            raise RuntimeError(f"rank {dist.get_rank()} is not in the process group given to the hook's state")
         self.ranks = dist.get_process_group_ranks(parent)
         backend = dist.get_backend_config(parent)
         self._backends = dict(part.split(":") for part in backend.split(","))
+        self._group: dist.ProcessGroup | None = None
         if self.size > 1:
             everybody = self.size == dist.get_world_size()
-            self.group = dist.new_group(self.ranks, backend=backend) if everybody else _among(self.ranks, backend)
+            self._group = dist.new_group(self.ranks, backend=backend) if everybody else among(self.ranks, backend)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group; RuntimeError after `close()`, for torch would take None for the group of all ranks."""
+        if self._group is None:
+            raise RuntimeError("these connections are closed: make a new state")
+        return self._group
 
     def threaded(self, device: torch.device) -> bool:
         """Whether collectives on `device` block their caller (gloo), so that a thread has to make them."""
@@ -77,18 +86,36 @@ class Wire:
 
     def close(self) -> None:
         """Give the group's connections back. All ranks are through with it; nothing can be sent afterwards."""
-        if self.size > 1 and dist.is_initialized() and self.group is not None:
-            dist.destroy_process_group(self.group)
-            self.group = None
+        give_back(self._group)
+        self._group = None
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu() if tensor.is_cuda and self.threaded(tensor.device) else tensor
 
 
+def member_of(process_group: dist.ProcessGroup | None, whom: str) -> dist.ProcessGroup:
+    """The group given to `whom`, None being that of all ranks. TypeError for something else, RuntimeError on a rank
+    that is not in it."""
+    outside = f"rank {dist.get_rank()} is not in the process group given to {whom}"
+    if isinstance(process_group, int) and process_group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise RuntimeError(outside)
+    instance(process_group, (dist.ProcessGroup, NoneType), "process_group is a torch.distributed.ProcessGroup or None")
+    parent = dist.group.WORLD if process_group is None else process_group
+    if dist.get_rank(parent) < 0:
+        raise RuntimeError(outside)
+    return parent
+
+
+def give_back(group: dist.ProcessGroup | None) -> None:
+    """Destroy a group that we made, unless it is gone already, by itself or with all others."""
+    if group is not None and dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
+        dist.destroy_process_group(group)
+
+
 _made: Counter = Counter()  # groups of ours, by their ranks
 
 
-def _among(ranks: list[int], backend: str) -> dist.ProcessGroup:
+def among(ranks: list[int], backend: str) -> dist.ProcessGroup:
     """A new group that only its members make.
 
     torch names groups by a counter. Making this one moves the counter on for members only, so the next group of all
