@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddplab import symbolic
+from ddplab._arguments import shown
 from ddplab.symbolic import ScheduleError
 
 
@@ -158,20 +159,27 @@ def count(value: Any, what: str, least: int = 1, error: type[ValueError] = Sched
     except TypeError:
         number = least - 1
     if number < least or isinstance(value, (bool, np.bool_)):
-        raise error(f"{what} must be a whole number of at least {least}, not {value!r}.")
+        raise error(f"{what} must be a whole number of at least {least}, not {shown(value)}.")
     return number
 
 
 def number(value: Any, what: str, least: float = 0.0, most: float = math.inf, above: bool = False) -> float:
     """`value` as a finite float from `least` (left out with `above`) to `most`; otherwise a ValueError."""
     real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
-    if not (real and math.isfinite(value) and least <= value <= most and not (above and value == least)):
+    if not (real and _finite(value) and least <= value <= most and not (above and value == least)):
         span = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
         if above and most < math.inf:
             span = f"above {least:g} and at most {most:g}"
         kind = "a positive number" if above and not least and most == math.inf else f"a number, {span}"
-        raise ValueError(f"{what} is {kind}, not {value!r}")
+        raise ValueError(f"{what} is {kind}, not {shown(value)}")
     return float(value)
+
+
+def _finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
 
 
 def whole(value: Any) -> Any:

@@ -569,7 +569,7 @@ def test_mistakes_are_sentences_on_every_rank(three):
         assert row["closure"] == "1.5"
         assert row["copy"].startswith("TypeError: OneBitAdam belongs to the ranks of its group")
         assert row["module"].startswith("TypeError: OneBitAdam takes parameters")
-        assert row["group"] == "ValueError: lr is out of range: nan"
+        assert row["group"] == "ValueError: lr is a number, 0 or more, not nan"
         assert row["complex"] == "TypeError: OneBitAdam trains real parameters, not torch.complex64"
         assert row["no gradient"].startswith("RuntimeError: no parameter had a gradient on any rank during the warm-up")
         assert row["bad"][0] == "ValueError: warmup is a whole number of steps, 1 or more, not 0"
