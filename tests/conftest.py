@@ -41,9 +41,20 @@ def needs_the_book(file: str) -> bool:
     return bool(re.search(r"def test_\w+\([^)]*\b(executed|html|site|watch)\b", (ROOT / file).read_text("utf8")))
 
 
+@functools.cache
+def takes_a_browser(file: str) -> bool:
+    """Whether a test of this file, a path in the checkout, drives a page."""
+    return bool(re.search(r"def test_\w+\([^)]*\b(browser|show|watch)\b", (ROOT / file).read_text("utf8")))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # the longest unit first, so that the workers end together
-        items.sort(key=lambda item: not needs_the_book(item.nodeid.partition("::")[0]))
+    if hasattr(config, "workerinput"):  # the longest unit first, so that the workers end together; then by browser
+
+        def place(item: pytest.Item) -> tuple[bool, bool]:
+            file = item.nodeid.partition("::")[0]
+            return not needs_the_book(file), not takes_a_browser(file)
+
+        items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,16 +125,40 @@ def find_browser() -> str:
     pytest.skip(reason)
 
 
+_open: list[Any] = []  # playwright and the browser, while there is one
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium (playwright's sync API). It ends with the module: its event loop would disturb kernels."""
+def browser() -> Any:
+    """A headless Chromium (playwright's sync API), the same for all files in a row that take one."""
     from playwright.sync_api import sync_playwright
 
-    path = find_browser()
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--no-first-run", *QUIET])
-        yield chromium
+    if not _open or not _open[1].is_connected():
+        close_browser()
+        path = find_browser()
+        playwright = sync_playwright().start()
+        flags = ["--no-sandbox", "--no-first-run", *QUIET]
+        _open.extend([playwright, playwright.chromium.launch(executable_path=path, args=flags)])
+    return _open[1]
+
+
+def close_browser() -> None:
+    if _open:
+        playwright, chromium = _open
+        _open.clear()
         chromium.close()
+        playwright.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_browser_beside_kernels(request: pytest.FixtureRequest) -> None:
+    """The event loop of playwright would disturb the kernels of other files."""
+    if not takes_a_browser(request.path.relative_to(ROOT).as_posix()):
+        close_browser()
+
+
+def pytest_sessionfinish() -> None:
+    close_browser()
 
 
 class _Silent(http.server.SimpleHTTPRequestHandler):
