@@ -38,6 +38,7 @@ _HOME = {
         "calibration": "Costs calibrate",
         "measured": "measure_timeline",
         "hookcosts": "calibrate_hook",
+        "hookstages": "HookStages calibrate_stages",
         "headline": "Headline headline ThreeRuns three_runs",
         "capstone": "StepFit fit_step noop_hook link_for save_profile load_profile thinned speedups "
         "resnet50_step resnet50_job",
@@ -60,7 +61,9 @@ _HOME = {
         "recipes": "RECIPES Recipe",
         "compression_checks": "check_onebit check_routing_bytes",
         "figures": "Figure LinkFigure LinkLoads RingStepper Stepper OverlapFigure BucketFigure WindowFigure "
-        "TuningFigure CompressionFigure CrossoverFigure HeadlineFigure",
+        "TuningFigure CompressionFigure CrossoverFigure HeadlineFigure StrategyFigure",
+        "strategies": "Strategy strategies strategy_table",
+        "strategyruns": "measure_strategies",
         "compare": "compare",
         "nccl": "check_env nccl_env ask_nccl parse_log parse_nccl_tests tuning_model sweep",
         "results": "load_results save_results",

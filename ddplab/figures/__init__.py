@@ -9,6 +9,7 @@ from ddplab.figures.linkhealth import LinkFigure
 from ddplab.figures.linkloads import LinkLoads
 from ddplab.figures.overlap import OverlapFigure
 from ddplab.figures.stepper import VARIANTS, RingStepper, Stepper, figure_of
+from ddplab.figures.strategies import StrategyFigure
 from ddplab.figures.tuning import TuningFigure
 from ddplab.figures.windows import WindowFigure
 
@@ -24,6 +25,7 @@ __all__ = [
     "OverlapFigure",
     "RingStepper",
     "Stepper",
+    "StrategyFigure",
     "TuningFigure",
     "WindowFigure",
     "figure_of",
