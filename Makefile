@@ -1,6 +1,7 @@
 # make book            build everything, run every notebook, make the pages (QUICK=0: the full grids)
 # make test            the same set-up, then every test, in two processes (WORKERS=0: in one)
-# Notebook parameters: make book QUICK=0 RANKS=8 DEVICE=cuda LINK=10gbit
+# make links           ask every site that the book links to
+# Notebook parameters: make book QUICK=0 RANKS=8 DEVICE=cuda LINK=10gbit (RANKS=auto: one a GPU)
 
 PYTHON ?= python3
 QUICK  ?= 1
@@ -13,7 +14,7 @@ WORKERS ?= $(if $(filter 0,$(QUICK)),0,2)
 NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
 
 .DELETE_ON_ERROR:
-.PHONY: book test lint clean
+.PHONY: book test lint links clean
 
 book: $(STAMP)
 	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(foreach name,$(NAMES),-p $(name) $($(name)))
@@ -24,6 +25,9 @@ test: $(STAMP) .venv/.installed-dev
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+links: $(STAMP)
+	$(BIN)/python -m ddplab.linkcheck .
 
 clean:
 	rm -rf _build

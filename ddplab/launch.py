@@ -42,7 +42,9 @@ __all__ = ["RankError", "launch", "resolve_backend"]
 _MOST_RANKS = 256
 _STOP_S = 5.0
 # A call that names one of these imports torch._dynamo, for seconds: once in the fork server rather than in every rank.
-_TRAINS = re.compile(rb"DistributedDataParallel|OneBitAdam|\boptim\b|ddplab\.(_schemes|compare|ddp_checks|measured)\b")
+_TRAINS = re.compile(
+    rb"DistributedDataParallel|OneBitAdam|\boptim\b|ddplab\.(_schemes|strategyruns|compare|ddp_checks|measured)\b"
+)
 
 
 def launch(
@@ -130,7 +132,7 @@ def resolve_backend(ranks: int, device: str = "auto") -> tuple[str, str]:
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f'device is "auto", "cpu" or "cuda", not {device!r}')
-    gpus = 0 if device == "cpu" else _gpu_count()
+    gpus = 0 if device == "cpu" else gpu_count()
     if device == "cuda" and gpus == 0:
         raise ValueError('device="cuda", but no GPU is visible here; device="auto" falls back to the CPU')
     if gpus == 0:
@@ -138,7 +140,7 @@ def resolve_backend(ranks: int, device: str = "auto") -> tuple[str, str]:
     return ("nccl" if gpus >= ranks else "gloo"), "cuda"
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
     """GPUs that torch sees, asked of NVML: no CUDA context here, and no torch where there is no GPU at all."""
     if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
         return 0

@@ -29,7 +29,9 @@ from papermill.exceptions import PapermillExecutionError, strip_color
 from traitlets.config import Config
 
 from ddplab.exercises import write_exercises
-from ddplab.pages import PageError, convert, pages, parameters, read
+from ddplab.given import values_for
+from ddplab.pages import PageError, read
+from ddplab.runreport import write_report
 from ddplab.stage import build_html, fingerprint, mirror, recorded
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -183,31 +185,23 @@ def execute_all(
 ) -> list[Result]:
     """Run every notebook of `_toc.yml` and mirror the other files: `_build/executed` is then ready for jupyter-book.
 
-    `given` maps parameter names to text, as on the command line. A name that no notebook has is a PageError; a notebook
-    is given only those it has. `at_once`: notebooks that run side by side. Tests may; a book that is read should have
-    its measurements to itself.
+    `given` maps parameter names to text, as on the command line: see `ddplab.given`. What became of each notebook is
+    written to `_build/report.md`. `at_once`: notebooks that run side by side. Tests may; a book that is read should
+    have its measurements to itself.
     """
-    sources = pages(root)
-    known = {p: parameters(nb, p.relative_to(root).as_posix()) for p in sources if (nb := read(p)) is not None}
-    for name in given:
-        if not any(name in names for names in known.values()):
-            have = "; ".join(f"{p.relative_to(root)} has {', '.join(names) or 'none'}" for p, names in known.items())
-            raise PageError(f"no notebook has a parameter {name}: {have}")
-    calls = []
-    for path, defaults in known.items():
-        page = path.relative_to(root).as_posix()
-        values = {n: convert(page, n, text, defaults[n]) for n, text in given.items() if n in defaults}
-        calls.append((root, path, {n: v for n, v in values.items() if v != defaults[n]}, timeout, force))
+    values = values_for(root, given)
+    calls = [(root, path, mine, timeout, force) for path, mine in values.items()]
     results = []
     for r in _runs(calls, at_once):
         results.append(r)
         time_taken = "unchanged, kept" if r.kept else f"{r.seconds:6.1f} s"
         say(f"FAILED {r.error}" if r.error else f"  {r.page:<28} {time_taken}")
+    write_report(root, results, given)
     derived = []
-    for path in known:
+    for path in values:
         if any("solution" in cell.metadata.tags for cell in read(path).cells):
             derived += write_exercises([path], root / "_build/executed" / path.parent.relative_to(root) / "exercises")
-    mirror(root, set(known), keep=derived)
+    mirror(root, set(values), keep=derived)
     return results
 
 
@@ -242,7 +236,9 @@ def main(argv: list[str] | None = None) -> int:
         failed = [r for r in results if r.error]
         if failed:
             names = ", ".join(r.page for r in failed)
-            raise PageError(f"{len(failed)} of {len(results)} notebooks failed: {names}; see _build/failed")
+            raise PageError(
+                f"{len(failed)} of {len(results)} notebooks failed: {names}; see _build/report.md and _build/failed"
+            )
         if args.build:
             print(f"The book: {build_html(root)}")
     except PageError as error:

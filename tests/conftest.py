@@ -33,6 +33,24 @@ def pytest_configure(config: pytest.Config) -> None:
     # What a shell starts with `&` ignores Ctrl-C, and so would every program that a test starts and interrupts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        check_given(config.getoption("given"))
+
+
+def check_given(items: list[str]) -> None:
+    """Before anything runs: DEVICE=cuda without a GPU would fail in every notebook, one after the other."""
+    from ddplab.given import values_for
+    from ddplab.pages import PageError
+
+    if wrong := [item for item in items if "=" not in item]:
+        raise pytest.UsageError(f"--given takes NAME=VALUE, not {wrong[0]!r}")
+    given = dict(item.split("=", 1) for item in items)
+    if given.keys() <= {"QUICK"} and given.get("QUICK") in (None, "0", "1"):
+        return  # what make always gives: not worth the time to read all notebooks
+    try:
+        values_for(ROOT, given)
+    except PageError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @functools.cache

@@ -537,12 +537,12 @@ def test_an_interface_that_gloo_cannot_use_is_refused_before_the_start(name):
     ],
 )
 def test_backend_follows_the_number_of_gpus(monkeypatch, gpus, ranks, device, expected):
-    monkeypatch.setattr(sys.modules["ddplab.launch"], "_gpu_count", lambda: gpus)
+    monkeypatch.setattr(sys.modules["ddplab.launch"], "gpu_count", lambda: gpus)
     assert resolve_backend(ranks, device) == expected
 
 
 def test_a_device_that_is_not_here_is_refused(monkeypatch):
-    monkeypatch.setattr(sys.modules["ddplab.launch"], "_gpu_count", lambda: 0)
+    monkeypatch.setattr(sys.modules["ddplab.launch"], "gpu_count", lambda: 0)
     with pytest.raises(ValueError, match='device="cuda", but no GPU is visible here'):
         launch(rank, device="cuda")
     with pytest.raises(ValueError, match='device is "auto", "cpu" or "cuda", not \'tpu\''):

@@ -1,4 +1,4 @@
-"""The checkout itself: its requirements, workflows, style, and the README's own code."""
+"""The checkout itself: its requirements, style, and the README's own code."""
 
 import ast
 import re
@@ -6,15 +6,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-import pytest
-import yaml
 from conftest import ROOT
 
 from ddplab.pages import pages, read
 
 TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
 FILES = [ROOT / name for name in TRACKED if name and (ROOT / name).is_file()]
-WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 # the name that is imported -> the name that is installed, where they differ
 INSTALLED = {
     "yaml": "pyyaml",
@@ -70,25 +67,6 @@ def test_jupyter_book_stays_below_two():
     assert any(
         re.fullmatch(r"jupyter-book>=1[\d.]*,<2", line) for line in (ROOT / "requirements.txt").open().read().split()
     )
-
-
-def test_workflows_follow_the_schema():
-    assert len(WORKFLOWS) >= 3
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_need_jobs_that_exist_and_use_matrix_keys_that_exist(path):
-    """What the schema does not see."""
-    jobs = yaml.safe_load(path.read_text())["jobs"]
-    for job in jobs.values():
-        needs = job.get("needs", [])
-        assert set([needs] if isinstance(needs, str) else needs) <= jobs.keys()
-        used = set(re.findall(r"matrix\.(\w+)", yaml.safe_dump(job)))
-        assert used <= job.get("strategy", {}).get("matrix", {}).keys()
-        assert "timeout-minutes" in job or "needs" in job
 
 
 def test_no_big_file_and_no_notebook_output_in_git():
