@@ -63,6 +63,21 @@ def enter(fd: int, flag: int) -> None:
     _call("entering a namespace", _libc.setns, fd, flag)
 
 
+def enter_host(user: str | None, net: str) -> None:
+    """Move this process (which has one thread) to the host of these namespaces, see `Hosts.namespaces`."""
+    fds = [(os.open(path, os.O_RDONLY), flag) for path, flag in ((user, CLONE_NEWUSER), (net, CLONE_NEWNET)) if path]
+    for fd, flag in fds:
+        enter(fd, flag)
+        os.close(fd)
+
+
+def become() -> None:
+    """Move to the host of argv[1] and argv[2], and become the program that the other arguments name."""
+    user, net, *command = sys.argv[1:]
+    enter_host(user or None, net)
+    os.execvp(command[0], command)
+
+
 def read_counters(path: str = "/proc/self/net/dev") -> dict[str, tuple[int, int]]:
     """(sent, received) bytes of each device of this process's network namespace."""
     counters = {}

@@ -11,6 +11,7 @@ import pickle
 import random
 import re
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ddplab._child import die_with_parent
-from ddplab._links import CLONE_NEWNET, CLONE_NEWUSER, enter
+from ddplab._links import enter_host
 from ddplab._pickling import dumps
 
 _LOST_PEER = re.compile(
@@ -45,7 +46,7 @@ def run_rank(
 
     try:
         if request["hosts"]:
-            _move_to_host(*request["hosts"][rank])
+            enter_host(*request["hosts"][rank])  # first: a user namespace takes only a process with one thread
         die_with_parent(supervisor)  # after entering a user namespace, which would forget it
         value = _call(rank, request, meeting, tell)
     except BaseException as error:  # SystemExit too: a rank that leaves early has no result
@@ -66,13 +67,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the function may have closed or replaced them
             stream.flush()
-
-
-def _move_to_host(user: str | None, net: str) -> None:
-    """Enter an emulated host. First thing after the fork: a user namespace takes only a process with one thread."""
-    fds = [(os.open(path, os.O_RDONLY), flag) for path, flag in ((user, CLONE_NEWUSER), (net, CLONE_NEWNET)) if path]
-    for fd, flag in fds:
-        enter(fd, flag)
 
 
 def _redirect(out: int) -> None:
@@ -150,12 +144,46 @@ def join_job(
     os.environ.update(env)
     if not dist.is_initialized():
         here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-        _start_group(*resolve_backend(here, device), _timedelta(timeout))
+        backend, device = resolve_backend(here, device)
+        if backend == "gloo" and here < int(os.environ["WORLD_SIZE"]):
+            _require_address()
+        limit = _timedelta(timeout)
+        _start_group(backend, device, limit, **_agreed(f"{backend} on {device}", limit))
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     seed_everything(seed + dist.get_rank())
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, dumps(fn(*args)))
     return [pickle.loads(result) for result in results]
+
+
+def _require_address() -> None:
+    """Before machines connect: gloo gives the others the address of this machine's name, unless told which device."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
+    name, address = socket.gethostname(), ""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(name)
+    if not address or address.startswith("127."):
+        raise RuntimeError(
+            f"this machine's name, {name}, is {address or 'no address'} to itself, and other machines cannot reach it "
+            "there: set GLOO_SOCKET_IFNAME on it to the device that leads to them (`ip -br address` lists the devices)"
+        )
+
+
+def _agreed(ours: str, limit: timedelta) -> dict[str, Any]:
+    """How to join the job's process group, once this rank knows that rank 0 uses the same backend and device.
+
+    Ranks with different ones would wait for each other: a machine without GPUs among others, or one with too few.
+    """
+    import torch.distributed as dist
+
+    store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+    store.set_timeout(limit)
+    store.set(f"ddplab/backend/{rank}", ours)
+    theirs = store.get("ddplab/backend/0").decode()
+    if theirs != ours:
+        raise RuntimeError(f'rank 0 uses {theirs}, but here rank {rank} would use {ours}: give device="cpu" to all')
+    return {"store": dist.PrefixStore("default_pg", store), "rank": rank, "world_size": size}
 
 
 def seed_everything(seed: int) -> None:

@@ -19,6 +19,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,11 +86,9 @@ class Hosts:
             raise HostsError("these hosts are up already")
         if sys.platform != "linux":
             raise HostsError(f"hosts are emulated with Linux network namespaces; this is {sys.platform}")
-        root = str(Path(__file__).resolve().parent.parent)
-        code = f"import sys; sys.path.insert(0, {root!r}); from ddplab._links import hold; hold()"
         order = {"hosts": self.n, "rate_Bps": int(self.link.rate_Bps), "burst_bytes": int(self.link.burst_bytes)}
         self._holder = subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(order)],
+            [sys.executable, "-c", _run("hold"), json.dumps(order)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -143,6 +142,18 @@ class Hosts:
         fd = self._built["namespaces"][rank // self.ranks_per_host]
         return (f"/proc/{pid}/ns/user" if self._built["user"] else None), f"/proc/{pid}/fd/{fd}"
 
+    def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a program on a host, as `subprocess.Popen(command, **options)` would on this machine.
+
+        For a program that brings its own ranks, such as torchrun: `launch` needs none. The host's device is "e0", its
+        address 10.98.0.(10 + host), and only the other hosts can reach what listens there. End the program before the
+        hosts, which do not end it.
+        """
+        if not isinstance(host, int) or not 0 <= host < self.n:
+            raise ValueError(f"host is from 0 to {self.n - 1}, not {host!r}")
+        user, net = self.namespaces(host * self.ranks_per_host)
+        return subprocess.Popen([sys.executable, "-c", _run("become"), user or "", net, *command], **options)
+
     def _alive(self) -> subprocess.Popen[str]:
         if self._holder is None or self._holder.poll() is not None:
             raise HostsError("the hosts are not up: use them inside `with Hosts(...) as hosts:`")
@@ -165,6 +176,12 @@ def link_bytes() -> LinkBytes:
     """
     counters = read_counters()
     return LinkBytes(*counters[DEVICE if os.environ.get("DDPLAB_HOST") else "lo"])
+
+
+def _run(function: str) -> str:
+    """The program that calls a function of `_links.py`, in a process of one thread."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return f"import sys; sys.path.insert(0, {root!r}); from ddplab._links import {function}; {function}()"
 
 
 def _explain(failure: dict[str, Any]) -> str:
