@@ -1,9 +1,11 @@
 """Is the capstone's prediction right? ResNet-50 on emulated hosts: fit three runs, predict the others, then measure.
 
     python benchmarks/capstone.py --profile     once: record ResNet-50's step -> labs/results/resnet50_profile.json
-    python benchmarks/capstone.py --record      under 6 minutes -> labs/results/capstone.json
+    python benchmarks/capstone.py --record      under 8 minutes -> labs/results/capstone.json
     python benchmarks/capstone.py --real        a minute: really computing -> labs/results/capstone_real.json
     python benchmarks/capstone.py               only print what was recorded
+
+A part of it, to another file: `--record --only powersgd --rounds 2 --file part.json`, or `--only onebit --ranks 8`.
 
 Time is scaled by 20: 1.24 s of paced computing, and links on which the ring needs 2.4 s for the fp32 gradients, as the
 article's 62 and 120 ms. Everything is predicted, and written down, before the first of the predicted runs. Needs root,
@@ -34,7 +36,7 @@ from ddplab.capstone import (
     save_profile,
     speedups,
 )
-from ddplab.hookcosts import calibrate_hook
+from ddplab.hookstages import HookStages, calibrate_stages
 
 LABS = Path(__file__).parents[1] / "labs"
 PROFILE, RESULTS = LABS / "results" / "resnet50_profile.json", LABS / "results" / "capstone.json"
@@ -85,24 +87,24 @@ def measured(method: str, cap: float, hosts: dl.Hosts, profile: dl.Profile, step
     return seen.about["steps_s"]
 
 
-def calibrated(
-    profile: dl.Profile, jobs: list[tuple[str, int, int]], links: dict[int, dl.Link]
-) -> dict[tuple, dl.Compression]:
-    """What each hook costs on its own, outside of DDP, by (method, ranks).
+def calibrated(profile: dl.Profile, todo: list[tuple], links: dict[int, dl.Link]) -> dict[tuple, HookStages]:
+    """The stages of each hook on its own, outside of DDP, by (method, ranks), on the buckets that will be predicted.
 
-    A codec's work is timed over loopback, where bytes are nearly free; its bytes then go over the fitted link. The
-    two-level exchange is no codec: it is timed on the hosts' own links.
+    Work is timed over loopback, where bytes are nearly free; they then go over the fitted link. The two-level exchange
+    is timed on the hosts' own links.
     """
     found = {}
-    for method, ranks, per_host in jobs:
+    for method, ranks, each in dict.fromkeys((method, ranks, each) for method, _, ranks, each in todo):
+        caps = tuple(cap for name, cap, n, _ in todo if (name, n) == (method, ranks))
         if method == "hierarchical":
-            with dl.Hosts(ranks // per_host, link=links[ranks], ranks_per_host=per_host) as hosts:
-                found[method, ranks] = calibrate_hook(hierarchical, profile, ranks, hosts, method, 0.0, realtime=True)
+            with dl.Hosts(ranks // each, link=links[ranks], ranks_per_host=each) as hosts:
+                one = calibrate_stages(hierarchical, profile, ranks, hosts, method, caps, realtime=True)
         elif method not in HOOKS:
-            found[method, ranks] = calibrate_hook(getattr(dl, method), profile, ranks, name=method, realtime=True)
+            one = calibrate_stages(getattr(dl, method), profile, ranks, None, method, caps, realtime=True)
         else:
             continue
-        print(priced(found[method, ranks]), flush=True)
+        found[method, ranks] = one
+        print(f"{ranks} ranks: {one}", flush=True)
     return found
 
 
@@ -116,34 +118,39 @@ def fitted(profile: dl.Profile, ranks: int, link: dl.Link, steps: int) -> tuple[
     return fit, [row_of(method, 25, ranks, 1, "fitted", fit.predict(method), runs[method]) for method in FIT]
 
 
-def record(steps: int, only: list[str]) -> None:
+def record(steps: int, rounds: int, only: list[str], ranks: list[int], file: Path) -> None:
     """Calibrate, fit, predict, and only then measure what was predicted; save."""
-    start = time.perf_counter()
+    begin = time.perf_counter()
     profile, _ = load_profile(PROFILE, COMPUTE_S)
-    todo = [row for row in PREDICTED if not only or row[0] in only]
-    links = {ranks: link_for(COMMUNICATION_S, profile.nbytes, ranks) for ranks in (RANKS, MANY)}
-    hooks = calibrated(profile, list(dict.fromkeys((method, ranks, each) for method, _, ranks, each in todo)), links)
+    todo = [row for row in PREDICTED if (not only or row[0] in only) and (not ranks or row[2] in ranks)]
+    links = {n: link_for(COMMUNICATION_S, profile.nbytes, n) for n in (RANKS, MANY)}
+    hooks = calibrated(profile, todo, links)
     fits, rows = {}, []
-    for ranks in dict.fromkeys(row[2] for row in todo):
-        fits[ranks], seen = fitted(profile, ranks, links[ranks], steps)
+    for n in dict.fromkeys(row[2] for row in todo):
+        fits[n], seen = fitted(profile, n, links[n], steps)
         rows += seen
-    said = [fits[ranks].predict(hooks.get((method, ranks), method), cap) for method, cap, ranks, _ in todo]
-    for ranks, each in dict.fromkeys(row[2:] for row in todo):
-        with dl.Hosts(ranks // each, link=links[ranks], ranks_per_host=each) as hosts:
-            for row, step in zip(todo, said, strict=True):
-                if row[2:] == (ranks, each):
-                    rows.append(row_of(*row, "predicted", step, measured(*row[:2], hosts, profile, steps)))
-                    print(line(rows[-1]), flush=True)
-    with dl.Hosts(RANKS, link=links[RANKS]) as hosts:  # an A/A test: what did the machine itself change meanwhile?
-        times = measured("none", 25, hosts, profile, steps)
-    rows.append(row_of("none", 25, RANKS, 1, "again", fits[RANKS].predict("none"), times))
+    said = {row: fits[row[2]].predict(hooks.get((row[0], row[2]), row[0]), row[1]) for row in todo}
+    # an A/A test, last: what did the machine itself change since the fit?
+    again = ("none", 25, todo[0][2], 1)
+    times: dict[tuple, list[float]] = {row: [] for row in (*todo, again)}
+    for _ in range(rounds):
+        for n, each in dict.fromkeys((*(row[2:] for row in todo), again[2:])):
+            with dl.Hosts(n // each, link=links[n], ranks_per_host=each) as hosts:
+                for row in times:
+                    if row[2:] == (n, each) and row != again:
+                        times[row] += measured(*row[:2], hosts, profile, steps)
+                        print(f"{row}: {told(times[row])}, predicted {said[row].step_s * 1e3:.0f}", flush=True)
+        with dl.Hosts(again[2], link=links[again[2]]) as hosts:
+            times[again] += measured(*again[:2], hosts, profile, steps)
+    rows += [row_of(*row, "predicted", said[row], times[row]) for row in todo]
+    rows.append(row_of(*again, "again", fits[again[2]].predict("none"), times[again]))
     about = {
-        "links": [f"{ranks} ranks: {link}" for ranks, link in links.items()],
-        "fits": [f"{ranks} ranks: {fit}" for ranks, fit in fits.items()],
-        "hooks": [f"{ranks} ranks: {priced(how)}" for (_, ranks), how in hooks.items()],
+        "links": [f"{n} ranks: {link}" for n, link in links.items()],
+        "fits": [f"{n} ranks: {fit}" for n, fit in fits.items()],
+        "hooks": [f"{n} ranks: {how}" for (_, n), how in hooks.items()],
     }
-    dl.save_results(RESULTS, pd.DataFrame(rows), basis=BASIS, script="benchmarks/capstone.py", **about)
-    print(f"{time.perf_counter() - start:.0f} s")
+    dl.save_results(file, pd.DataFrame(rows), basis=BASIS, script="benchmarks/capstone.py", **about)
+    print(f"{time.perf_counter() - begin:.0f} s")
 
 
 def real(steps: int) -> None:
@@ -158,14 +165,6 @@ def real(steps: int) -> None:
             print(rows[-1], flush=True)
     basis = "measured: ResNet-50 computes, 2 images of 64 x 64 a rank, 4 ranks on emulated hosts with 1 Gbit/s"
     dl.save_results(REAL, pd.DataFrame(rows), basis=basis, script="benchmarks/capstone.py --real")
-
-
-def priced(how: dl.Compression) -> str:
-    """A hook's costs in words."""
-    return (
-        f"{how.name}: {how.factor:.4f} of the bytes, encode {how.encode_s_per_byte * 1e9:.2f} ns/B, decode "
-        f"{how.decode_s_per_byte * 1e9:.2f} ns/B and {how.bucket_s * 1e3:.1f} ms a bucket"
-    )
 
 
 def row_of(
@@ -212,8 +211,9 @@ def report(frame: pd.DataFrame, about: dict) -> None:
     error = (asked.predicted_ms / asked.measured_ms - 1).abs()
     wide = f"{(error > 0.1).sum()} above 10%"
     print(f"{len(asked)} predicted: median error {error.median():.1%}, worst {error.max():.1%}, {wide}")
-    again = frame[(frame.role == "again")].measured_ms.item()
-    print(f"A/A: the last run of fp32 took {again / frame.measured_ms[1] - 1:+.1%} of the first, the very same one")
+    again = frame[(frame.role == "again")].iloc[0]
+    first = frame[(frame.role == "fitted") & (frame.method == "none") & (frame.ranks == again.ranks)].measured_ms.item()
+    print(f"A/A: the last run of fp32 took {again.measured_ms / first - 1:+.1%} against the first, the very same one")
     gains = speedups(frame)
     print(gains.round(2).to_string(index=False))
     enough = gains[(gains.predicted >= GAIN) & (gains.method != "noop")]
@@ -226,16 +226,21 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="measure, and write labs/results/capstone.json")
     parser.add_argument("--real", action="store_true", help="measure a ResNet-50 that really computes")
     parser.add_argument("--only", nargs="+", default=[], help="predict and measure these methods only")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a configuration (default 3)")
+    parser.add_argument(
+        "--ranks", nargs="+", type=int, default=[], help="predict and measure these numbers of ranks only"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of a configuration and round (default 3)")
+    parser.add_argument("--rounds", type=int, default=1, help="times to go through all configurations (default 1)")
+    parser.add_argument("--file", type=Path, default=RESULTS, help="where to record, and what to print")
     options = parser.parse_args()
     if options.profile:
         record_profile()
     if options.record:
-        record(options.steps, options.only)
+        record(options.steps, options.rounds, options.only, options.ranks, options.file)
     if options.real:
         real(options.steps)
         return
-    report(*dl.load_results(RESULTS))
+    report(*dl.load_results(options.file))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Three runs of the same job, one with a hook that sends nothing, one plain, one with fp16, fix three unknowns: the
 computing, the rate of the link, and what fp16's cast costs. With the recorded order of the gradients (`Profile`) and
-the costs of each hook, measured on their own (`calibrate_hook`), the timeline then predicts any method, bucket size and
-number of ranks that was never run.
+the stages of each hook, measured on their own (`calibrate_stages`), the timeline then predicts any method, bucket size
+and number of ranks that was never run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 from ddplab.calibration import Costs
 from ddplab.cost import ring_seconds
 from ddplab.headline import ThreeRuns, three_runs
+from ddplab.hookstages import HookStages
 from ddplab.link import TCP_EFFICIENCY, Link
+from ddplab.processors import run_ranks
 from ddplab.profile import Gradient, Profile
-from ddplab.steptimes import Timeline
-from ddplab.timeline import Compression, predict_step
+from ddplab.steptimes import BucketTimes, Timeline
+from ddplab.timeline import Compression, assign, predict_step
 from ddplab.transfers import count, number
 
 if TYPE_CHECKING:
@@ -138,14 +140,16 @@ class StepFit:
         """The fitted computing: a step without communication, without what DDP copies."""
         return self.profile.compute_s
 
-    def predict(self, method: str | Compression = "none", bucket_cap_mb: float | None = 25) -> Timeline:
-        """A step that was not run. method: "none", "fp16", "noop", or a `Compression` from `calibrate_hook`."""
+    def predict(self, method: str | Compression | HookStages = "none", bucket_cap_mb: float | None = 25) -> Timeline:
+        """A step that was not run. method: "none", "fp16", "noop", what `calibrate_stages` says of a hook of ours, or
+        what `calibrate_hook` says of any."""
         known = {"none": self.costs.compression("none"), "fp16": self.cast, "noop": SENDS_NOTHING}
         if isinstance(method, str) and method not in known:
-            raise ValueError(f"method is {', '.join(known)} or a ddplab.Compression, not {method!r}")
-        if isinstance(
-            method, Compression
-        ):  # a hook of ours: one communication thread, and bytes that fp32's link takes
+            kinds = "a ddplab.HookStages or a ddplab.Compression"
+            raise ValueError(f"method is {', '.join(known)}, {kinds}, not {method!r}")
+        if isinstance(method, HookStages):
+            return _staged_step(self.profile, self.costs, bucket_cap_mb, method)
+        if isinstance(method, Compression):  # one communication thread, and bytes that fp32's link takes
             how, lanes = replace(method, wire_dtype="float32"), 1
         else:
             how, lanes = known[method], self.costs.lanes
@@ -215,6 +219,28 @@ def _step(
 ) -> Timeline:
     options = {"costs": costs, "lanes": lanes, "contention": contention}
     return predict_step(profile, costs.ranks, "1gbit", cap, how, **options)  # the link is that of the costs
+
+
+def _staged_step(profile: Profile, costs: Costs, cap: float | None, stages: HookStages) -> Timeline:
+    """A step with a hook whose stages are known, on the processors on which they were timed."""
+    rate = costs.links["float32"].payload_Bps
+    jobs = [stages.job(members, sum(g.nbytes for g in members), rate) for members in assign(profile, cap)]
+    lane, done_s = run_ranks(
+        [(g, g.ready_s) for g in profile.gradients],
+        profile.backward_s,
+        jobs,
+        costs.copy_s_per_byte / stages.turns,  # timed with all ranks at it
+        ranks=stages.ranks,
+        processors=stages.processors,
+        slice_s=stages.slice_s,
+    )
+    buckets = tuple(
+        BucketTimes(i, job.nbytes, lane.ready[i], lane.start[i], lane.end[i], tuple(g.name for g in job.gradients))
+        for i, job in enumerate(jobs)
+    )
+    about = {"ranks": stages.ranks, "bucket_cap_mb": cap, "compression": stages.name, "profile": str(profile)}
+    times = (profile.forward_s, lane.compute_end, done_s, profile.optimizer_s)
+    return Timeline(buckets, *times, basis="predicted", about=about)
 
 
 def _on(costs: Costs, payload_Bps: float) -> Costs:

@@ -1,4 +1,4 @@
-"""What a communication hook costs the processors: its encoding and its decoding, on all ranks at once, without a link.
+"""What any communication hook costs: its encoding and all the rest, on all ranks at once, without a link.
 
 The hook runs on a model's real buckets, outside of DDP and over this machine's loopback, where bytes cost next to
 nothing. What it takes there it takes on any link, on top of the transfer. So a step that is predicted with these costs
@@ -48,7 +48,9 @@ def calibrate_hook(
         raise TypeError(f"a hook is calibrated on the gradients of a ddplab.Profile, not on a {type(profile).__name__}")
     count(repeats, "repeats", error=ValueError)
     seen = launch(_passes, make, profile, repeats, ranks=ranks, hosts=hosts, device=device, realtime=realtime)
-    times = np.median(np.max([one["times"] for one in seen], axis=0), axis=0)  # (buckets, [encode, rest])
+    # (buckets, [encode, encode and rest]): a rank that has encoded waits for the others, so rests overlap with encoding
+    ends = np.median(np.max([np.cumsum(one["times"], axis=-1) for one in seen], axis=0), axis=0)
+    times = np.diff(ends, axis=-1, prepend=0.0)
     sizes = np.array(seen[0]["sizes"], dtype=float)
     if factor is None:
         sent = max(one["sent"] for one in seen)
