@@ -1,6 +1,7 @@
-"""List the labs of this checkout, or copy their exercise versions (the answers taken out) to a folder of your own.
+"""List the labs of this checkout, copy their exercise versions (the answers taken out) to a folder, or run their cores.
 
-Nothing that is there already is overwritten, unless --force says so; a copy is made whole or not at all."""
+Nothing that is there already is overwritten, unless --force says so; a copy is made whole or not at all. A core is what
+a lab measures, in small and with checks: on ranks of this machine or, under torchrun, on those of the job."""
 
 from __future__ import annotations
 
@@ -13,23 +14,37 @@ from pathlib import Path
 
 from ddplab.cli import output
 from ddplab.cli.checkout import find
-from ddplab.cli.values import Problem, did_you_mean, one_of
+from ddplab.cli.values import Problem, count, did_you_mean, one_of
 
-EXAMPLE = "ddplab labs\nddplab labs copy ~/ddplab-labs\nddplab labs copy ~/ddplab-labs 02"
+EXAMPLE = """ddplab labs
+ddplab labs copy ~/ddplab-labs 02
+ddplab labs run 02 09
+torchrun --standalone --nproc-per-node 4 -m ddplab labs run"""
 BESIDE = ("data", "results")  # what labs read, in folders beside them
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", nargs="?", type=one_of(("list", "copy"), "action"), default="list", help="list (default) or copy"
+        "action", nargs="?", type=one_of(("list", "copy", "run"), "action"), default="list", help="list (default), "
+        "copy or run")  # fmt: skip
+    parser.add_argument("folder", nargs="?", help="copy: where the copies go; it is made if it is missing")
+    parser.add_argument("name", nargs="*", help="labs to copy or to run, by name or number (default: all)")
+    parser.add_argument("--force", action="store_true", help="copy: overwrite labs that are in the folder already")
+    parser.add_argument("--ranks", type=count, metavar="N", help="run: default 4, under torchrun those of the job")
+    parser.add_argument(
+        "--device", type=one_of(("auto", "cpu", "cuda"), "device"), help="run: auto (default), cpu or cuda"
     )
-    parser.add_argument("folder", nargs="?", help="where the copies go; it is made if it is missing")
-    parser.add_argument("name", nargs="*", help="labs to copy, by name or number (default: all)")
-    parser.add_argument("--force", action="store_true", help="overwrite labs that are in the folder already")
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--json", action="store_true", help="print the list, or the rows of a run, as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.action == "run":
+        from ddplab.cli import labs_run
+
+        labs_run.run(args)
+        return
+    if args.ranks or args.device:
+        raise Problem("--ranks and --device belong to 'ddplab labs run'")
     root = find("the list of labs")
     labs = {path.stem: path for path in sorted((root / "labs").glob("[0-9][0-9]_*.ipynb"))}
     if not labs:
