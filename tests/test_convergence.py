@@ -198,7 +198,7 @@ def pulled(pulls: list[float]) -> dict[str, list[float]]:
 def test_without_feedback_the_small_gradient_never_arrives():
     """Of two elements each rank sends the larger. The larger ones cancel, so w stays where it is: distance 1, exactly.
     With feedback the smaller one piles up until its turn comes."""
-    found = dl.launch(pulled, [3.0, 7.0], ranks=2, device="cpu")[0]
+    found = dl.launch(pulled, [3.0, 7.0], ranks=2, timeout=300, device="cpu")[0]
     assert found["none"] == [1.0, 1.0]
     assert found["exact"] == pytest.approx([0.95**120] * 2, rel=1e-3)  # a step of 0.05 leaves 0.95 of the distance
     assert max(found["feedback"]) < 0.5

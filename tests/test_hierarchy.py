@@ -59,7 +59,7 @@ def partitions(all_of_them: list) -> list[str]:
 def test_every_partition(hosts: list) -> None:
     """Uneven ones too, where the mean of the hosts' means is not the mean: 0 on one host and 1, 2, 3 on another."""
     ranks = sum(map(len, hosts[0]))
-    assert launch(partitions, hosts, ranks=ranks, device="cpu") == [[]] * ranks
+    assert launch(partitions, hosts, ranks=ranks, timeout=300, device="cpu") == [[]] * ranks
 
 
 def native(sizes: list[int]) -> list[float]:
@@ -75,7 +75,7 @@ def native(sizes: list[int]) -> list[float]:
 
 
 def test_the_native_road_pads() -> None:
-    rows = launch(native, [1, 2, 3, 97, 99, 100], ranks=6, device="cpu")
+    rows = launch(native, [1, 2, 3, 97, 99, 100], ranks=6, timeout=300, device="cpu")
     assert max(itertools.chain(*rows)) < 1e-5
 
 
@@ -125,7 +125,7 @@ def on_a_mesh() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def mesh_of_four() -> list[dict[str, Any]]:
-    return launch(on_a_mesh, ranks=4, device="cpu")
+    return launch(on_a_mesh, ranks=4, timeout=300, device="cpu")
 
 
 def test_views_scalars_and_dtypes(mesh_of_four: list[dict[str, Any]]) -> None:
@@ -188,7 +188,7 @@ def test_the_kernel_counts_the_bytes_that_leave_a_host() -> None:
         pytest.skip(problem)
     nbytes = 2_400_000
     with dl.Hosts(k, link="10gbit", ranks_per_host=g) as hosts:
-        rows = launch(sends, nbytes, None, hosts=hosts)
+        rows = launch(sends, nbytes, None, hosts=hosts, timeout=300)
     for host in range(k):
         mine = rows[host * g : (host + 1) * g]
         assert sum(sent.across for _, sent, _, _ in mine) == 2 * (k - 1) * nbytes // k
@@ -201,7 +201,7 @@ def test_the_kernel_counts_the_bytes_that_leave_a_host() -> None:
 
 def test_a_rail_for_every_rank_of_the_smallest_host() -> None:
     """Uneven hosts: the spare ranks of a large one give and get, and send nothing across."""
-    rows = launch(sends, 1200, [[0, 1], [2, 3, 4]], ranks=5, device="cpu")
+    rows = launch(sends, 1200, [[0, 1], [2, 3, 4]], ranks=5, timeout=300, device="cpu")
     assert [sent.across for _, sent, _, _ in rows] == [600, 600, 600, 600, 0]
     # of the larger host rank 0 sends all but its own block, then all but the one that it gets last; and so on
     assert [sent.inside for _, sent, _, _ in rows] == [1200, 1200, 1200, 1800, 1800]
@@ -271,7 +271,7 @@ def trained_in_three_ways(steps: int) -> list[dict[str, Any]]:
 
 def test_ddp_trains_as_without_it() -> None:
     steps, numel = 4, 7 * 14 * 13
-    rows = launch(trained_in_three_ways, steps, ranks=4, device="cpu")
+    rows = launch(trained_in_three_ways, steps, ranks=4, timeout=300, device="cpu")
     for (hosts, ours), ranks in zip(WAYS, zip(*rows, strict=True), strict=True):
         assert max(row["apart"] for row in ranks) < 1e-6
         for wire, across, wire_again, across_again, norm in (row["numbers"] for row in ranks):
@@ -300,7 +300,7 @@ def groups_of_torch() -> dict[str, str]:
 
 
 def test_torchs_own_groups() -> None:
-    rows = launch(groups_of_torch, ranks=4, device="cpu")
+    rows = launch(groups_of_torch, ranks=4, timeout=300, device="cpu")
     for rank, found in enumerate(rows):
         assert found["new_subgroups()"] != "made"  # it wants to know the number of GPUs
         host = rank // 2 * 2

@@ -48,7 +48,7 @@ def means():
 
 
 def test_every_hook_returns_the_mean_over_its_own_group():
-    for rank, found in enumerate(launch(means, ranks=4)):
+    for rank, found in enumerate(launch(means, ranks=4, timeout=300)):
         for (method, name), got in found.items():
             if name == "alone":
                 assert got == (torch.tensor(0.1 + rank).item(), 0), "one rank: nothing changes, nothing is sent"
@@ -83,7 +83,7 @@ def casts():
 
 
 def test_casts_divide_first_and_count_what_they_cannot_hold():
-    for found in launch(casts, ranks=2):
+    for found in launch(casts, ranks=2, timeout=300):
         for gradients, expected in HELD.items():
             for method, wanted in zip(CASTS, expected, strict=True):
                 got, overflows, underflows = found[gradients, method]
@@ -190,7 +190,7 @@ def fed():
     def run():
         return {(m, w): feedback(m, w) for m in FEEDBACK for w in ("torch", "ours")}
 
-    return launch(run, ranks=3)
+    return launch(run, ranks=3, timeout=300)
 
 
 @pytest.mark.parametrize("method", FEEDBACK)

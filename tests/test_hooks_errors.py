@@ -136,7 +136,7 @@ def wrong():
         poison = {(m, w): poisoned(make, wrap) for m, make in CORE.items() for w, wrap in SMALL.items()}
         return dict(poison=poison, unsupported=unsupported(), scaled=scaled(), mistakes=mistakes())
 
-    return launch(run, ranks=2)
+    return launch(run, ranks=2, timeout=300)
 
 
 @pytest.mark.parametrize("method", CORE)

@@ -96,7 +96,7 @@ def test_low_rank_gradients_arrive_whole_and_warm_starts_find_large_directions()
 
     low, full = matrices()
     best = torch.linalg.svdvals(full)[2:].square().sum().sqrt()
-    ranks = dl.launch(steps, ranks=2, show=False)
+    ranks = dl.launch(steps, ranks=2, timeout=300, show=False)
     for out in ranks:
         assert torch.allclose(out["exact"].view(60, 50), low, atol=1e-4)
         assert torch.allclose(out["after zero"].view(60, 50), low, atol=1e-4)
@@ -137,7 +137,7 @@ def test_models_that_break_others():
                 assert [p.grad.shape for p in model.params] == [p.shape for p in model.params]
         return out
 
-    for out in dl.launch(steps, ranks=2, show=False):
+    for out in dl.launch(steps, ranks=2, timeout=300, show=False):
         for (_, dtype), grads in out.items():
             for shape, seen, values in grads:
                 assert seen == dtype
@@ -159,8 +159,8 @@ def test_bytes_and_what_comes_of_one_rank_alone():
     n = 3
     first, second = 4 * (60 * 4 + 9 + 1), 4 * 50 * 4  # P, the 1-D parameter and the flag; Q
     expected = 2 * (n - 1) * first // n + 2 * (n - 1) * second // n
-    assert dl.launch(steps, ranks=n, show=False) == [expected] * n
-    assert dl.launch(steps, ranks=1, show=False) == [0]
+    assert dl.launch(steps, ranks=n, timeout=300, show=False) == [expected] * n
+    assert dl.launch(steps, ranks=1, timeout=300, show=False) == [0]
 
 
 def test_a_hook_goes_on_where_it_was_saved_and_forgets_a_failed_step(tmp_path):
@@ -196,7 +196,7 @@ def test_a_hook_goes_on_where_it_was_saved_and_forgets_a_failed_step(tmp_path):
             out.append(str(problem))
         return out
 
-    for out in dl.launch(steps, ranks=2, show=False):
+    for out in dl.launch(steps, ranks=2, timeout=300, show=False):
         same, same_cold, nan, factors, residuals, overflow, rank = out
         assert rank.startswith("PowerSGD's rank was 2 when this state was saved and is 1 now")
         assert same and same_cold and factors and residuals
@@ -227,7 +227,7 @@ def test_what_ranks_differ_by_does_not_pile_up():
             norms[1].append(float(state.error_dict[0].norm()))
         return [sum(n[150:]) / sum(n[50:100]) for n in norms]
 
-    for ours, theirs in dl.launch(steps, ranks=2, show=False):
+    for ours, theirs in dl.launch(steps, ranks=2, timeout=300, show=False):
         assert ours < 1.1 and theirs > 1.4  # a random walk: sqrt(175 / 75) = 1.53
 
 
@@ -245,7 +245,7 @@ def test_ranks_that_disagree_are_told():
             return str(problem)
 
     said = "PowerSGD's rank must be the same on all ranks: rank 0: 1, rank 1: 2"
-    assert dl.launch(differ, ranks=2, show=False) == [said] * 2
+    assert dl.launch(differ, ranks=2, timeout=300, show=False) == [said] * 2
 
 
 def test_buckets_in_flight_with_random_delays_give_the_same_bits():

@@ -95,7 +95,7 @@ def runs():
         }
         return dict(resumed={m: resumed(m) for m in CORE}, ended=ended(), soaked=soaked)
 
-    return launch(run, ranks=4)
+    return launch(run, ranks=4, timeout=300)
 
 
 @pytest.mark.parametrize("method", CORE)
@@ -131,7 +131,7 @@ def test_a_rank_that_dies_in_a_step_is_the_one_that_is_named():
         step(ddp, torch.ones(3), torch.ones(4))
 
     with pytest.raises(RankError) as caught:
-        launch(run, ranks=2, timeout=30)
+        launch(run, ranks=2, timeout=300)
     assert caught.value.rank == 1
 
 

@@ -78,7 +78,7 @@ def one_step(gradients, make):
         bucket = bucket_of(gradients[dist.get_rank()])
         return hook(state, bucket).wait(), state.residual_norm(), state.wire_bytes
 
-    return dl.launch(step, ranks=len(gradients), show=False)
+    return dl.launch(step, ranks=len(gradients), timeout=300, show=False)
 
 
 def test_what_two_ranks_send_to_one_place_is_added():
@@ -117,7 +117,7 @@ def test_many_shapes_and_types_in_one_job():
                 seen[name, "pair"] = hook(state, bucket_of(torch.tensor([float(rank)]))).wait().item()
         return seen
 
-    for rank, seen in enumerate(dl.launch(steps, ranks=3, show=False)):
+    for rank, seen in enumerate(dl.launch(steps, ranks=3, timeout=300, show=False)):
         assert seen["three"].tolist() == [0, 6, 0]
         assert seen["far"][0].tolist() == [69_997, 69_998, 69_999] and seen["far"][1] == 0
         # Random-k sends values only, and every rank the same places: a ring's bytes of 100 values and one for the flag.
@@ -161,7 +161,7 @@ def test_under_ddp_and_its_rebuilt_buckets_nothing_is_lost():
     def steps():
         return [train(make) for make in (None, lambda: dl.topk(ratio=1.0), lambda: dl.randomk(ratio=1.0))]
 
-    for plain, top, random in dl.launch(steps, ranks=2, show=False):
+    for plain, top, random in dl.launch(steps, ranks=2, timeout=300, show=False):
         for hooked in (top, random):
             for ours, theirs in zip(hooked, plain, strict=True):
                 for a, b in zip(ours, theirs, strict=True):
@@ -196,7 +196,7 @@ def test_a_hook_goes_on_where_it_was_saved(tmp_path):
             out.append(second[0].wire_bytes == whole[0].wire_bytes)
         return out
 
-    assert dl.launch(steps, ranks=2, show=False) == [[True] * 6] * 2
+    assert dl.launch(steps, ranks=2, timeout=300, show=False) == [[True] * 6] * 2
 
 
 @pytest.mark.parametrize("make", ["topk", "randomk"])
@@ -220,7 +220,7 @@ def test_ranks_that_disagree_are_told():
                 said.append(str(problem))
         return said
 
-    for said in dl.launch(differ, ranks=2, show=False):
+    for said in dl.launch(differ, ranks=2, timeout=300, show=False):
         assert said == [
             "TopK's ratio must be the same on all ranks: rank 0: 0.1, rank 1: 0.2",
             "RandomK's seed must be the same on all ranks: rank 0: 0, rank 1: 1",
