@@ -365,3 +365,30 @@ def test_hosts_do_not_travel_to_the_ranks():
     hosts = Hosts(2)
     with pytest.raises(TypeError, match=r"the variable 'hosts' that it uses .*launch\(\.\.\., hosts=hosts\)"):
         launch(lambda: hosts.ranks, ranks=1)
+
+
+@emulated
+def test_a_program_of_ones_own_runs_on_a_host(four):
+    """Its own device and address, the kernel's namespace of that host, and what it prints; ranks are not involved."""
+    code = (
+        "import os, socket; s = socket.create_server(('10.98.0.12', 0)); "
+        "print(os.readlink('/proc/self/ns/net'), sorted(n for _, n in socket.if_nameindex()))"
+    )
+    seen = {}
+    for host in (2, 3):
+        program = four.popen(
+            host, [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        seen[host] = (*program.communicate(timeout=60), program.returncode)
+    out, err, code = seen[2]
+    assert code == 0 and "'e0'" in out, err
+    assert out.split()[0] != os.readlink("/proc/self/ns/net")
+    assert seen[3][2] != 0 and "Cannot assign requested address" in seen[3][1], "the address is another host's"
+    with pytest.raises(ValueError, match="host is from 0 to 3, not 4"):
+        four.popen(4, ["true"])
+
+
+@emulated
+def test_a_program_that_does_not_exist_says_so(four):
+    program = four.popen(0, ["no-such-program-anywhere"], stderr=subprocess.PIPE, text=True)
+    assert "FileNotFoundError" in program.communicate(timeout=60)[1] and program.returncode == 1
