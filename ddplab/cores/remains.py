@@ -6,9 +6,11 @@ rank 0; a real job would write to a shared file system, or collect them afterwar
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +111,11 @@ def _watched(several: bool) -> dict[str, Any]:
         all_reduce(tensor, schedule, check=False)
 
     work()  # connections
-    with watch_links(0.05) as watch:
+    first = os.environ.get("LOCAL_RANK", "0") == "0"  # one watch a machine
+    with watch_links(0.05) if first else nullcontext() as watch:
         sent = leaving_bytes(work, loopback=not several)
+    if not first:
+        return {"sent": sent}
     frame = watch.frame().dropna(subset=["tx_GBps"])
     if several:
         frame = frame[frame.device != "lo"]
