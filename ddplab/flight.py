@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplab import _plainpickle
+from ddplab._files import is_folder, open_to_read, words
 from ddplab._flightrows import COLUMNS, row, text, whole
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def entry_rows(path: Path, dump: dict[str, Any], groups: dict[str, Any], notes: 
 def is_dump(path: str | Path) -> bool:
     """Does the file begin like a dump of the flight recorder? Other JSON and other pickles do not."""
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             head = file.read(65536)
     except OSError:
         return False
@@ -146,11 +147,12 @@ def read_dump(path: str | Path) -> dict[str, Any]:
     """One dump as plain containers, as torch wrote it. FlightError names the file and what is wrong with it."""
     path = Path(path)
     try:
-        if path.stat().st_size > _LARGEST:
-            raise FlightError(f"{path}: larger than {_LARGEST >> 20} MiB, so no dump of the flight recorder")
-        data = path.read_bytes()
+        with open_to_read(path) as file:
+            data = file.read(_LARGEST + 1)
     except OSError as problem:
-        raise FlightError(f"{path}: {problem.strerror}") from None
+        raise FlightError(f"{path}: cannot be read: {words(problem)}") from None
+    if len(data) > _LARGEST:
+        raise FlightError(f"{path}: larger than {_LARGEST >> 20} MiB, so no dump of the flight recorder")
     if data.startswith(b"\x1f\x8b"):
         unzipped = _unzip(data, _LARGEST)
         if unzipped is None:
@@ -200,13 +202,19 @@ def _files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The dumps below `paths`, in order; in a folder only what looks like one."""
     found: list[Path] = []
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        try:
+            folder = is_folder(path)
+        except FileNotFoundError as problem:
+            raise FileNotFoundError(f"{path} does not exist" if os.fspath(path) else words(problem)) from None
+        except OSError as problem:
+            raise FlightError(f"{path}: cannot be read: {words(problem)}") from None
         path = Path(path)
-        if path.is_dir():
-            found += sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".") and is_dump(p))
-        elif path.exists():
-            found.append(path)
+        if folder:
+            found += sorted(
+                p for p in path.rglob("*") if os.path.isfile(p) and not p.name.startswith(".") and is_dump(p)
+            )
         else:
-            raise FileNotFoundError(f"{path} does not exist")
+            found.append(path)
     if not found:
         raise FlightError(f"no flight recorder dump in {paths}")
     return found

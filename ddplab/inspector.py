@@ -19,9 +19,12 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ddplab._files import is_folder, open_to_read, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +109,8 @@ def read_inspector(paths: str | Path | Iterable[str | Path]) -> InspectorLog:
                 for name, value in row.items():
                     columns[name].append(value)
         except (OSError, EOFError, zlib.error) as problem:
-            notes.append(f"{path}: {problem}; what stands before that was read")
+            said = words(problem) if isinstance(problem, OSError) else str(problem)
+            notes.append(f"{path}: {said}" + ("; what stands before that was read" if read.count else ""))
         notes += read.notes()
     if not columns["rank"]:
         raise InspectorError("; ".join(notes) or f"{paths}: no operation in the log of NCCL Inspector")
@@ -208,23 +212,29 @@ class _Reader:
 def _files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     found: list[Path] = []
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        try:
+            folder = is_folder(path)
+        except FileNotFoundError as problem:
+            raise FileNotFoundError(f"{path} does not exist" if os.fspath(path) else words(problem)) from None
+        except OSError as problem:
+            raise InspectorError(f"{path}: cannot be read: {words(problem)}") from None
         path = Path(path)
-        if path.is_dir():
-            inside = (p for p in path.rglob("*") if p.is_file() and _SUFFIXES.search(p.name))
+        if folder:
+            inside = (p for p in path.rglob("*") if os.path.isfile(p) and _SUFFIXES.search(p.name))
             found += sorted(p for p in inside if is_inspector(p))
-        elif path.exists():
-            found.append(path)
         else:
-            raise FileNotFoundError(f"{path} does not exist")
+            found.append(path)
     if not found:
         raise InspectorError(f"no log of NCCL Inspector in {paths}")
     return found
 
 
-def _open(path: Path) -> Any:
-    with open(path, "rb") as file:
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    with open_to_read(path) as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else open(path, "rb")
+        file.seek(0)
+        yield gzip.open(file) if packed else file
 
 
 def _why(problem: Exception, line: bytes) -> str:

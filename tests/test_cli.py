@@ -165,7 +165,7 @@ def test_a_full_disk_is_said_in_one_sentence():
     with open("/dev/full", "w") as full:
         done = call("predict", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
-    assert done.stderr == "ddplab: cannot write to standard output: No space left on device\n"
+    assert done.stderr == "ddplab: cannot write to standard output: the disk is full\n"
 
 
 # ---------------------------------------------------------------- values

@@ -192,7 +192,7 @@ def test_the_page_is_whole_and_alive(there: Path, browser: Any, capsys: Any) -> 
         ("--model resnet18 --tflops nan", "--tflops: 'nan' is not a speed in TFLOP/s"),
         ("--model resnet18 --tflops 0", "--tflops: '0' is not a speed in TFLOP/s"),
         ("--model resnet18 --compression zip", "unknown compression 'zip'"),
-        ("--model resnet18 --html nowhere/page.html", "cannot write 'nowhere/page.html': No such file"),
+        ("--model resnet18 --html nowhere/page.html", "cannot write 'nowhere/page.html': there is no folder 'nowhere'"),
         ("--model resnet18 --html .", "cannot write '.'"),
         ("--model resnet18 --ranks 12 --ranks-per-host 8", "do not fill hosts"),
     ],

@@ -48,6 +48,10 @@ def test_log_as_json_and_as_a_table(call, tmp_path):
     place = tmp_path / "edges.csv"
     _, out, _ = call("log", str(DATA / "nccl_log_2.30.txt"), "--table", "edges", "--csv", str(place))
     assert "P2P/CUMEM/read" in out and place.read_text().count("\n") == 3
+    edges = place.read_text()
+    place.unlink()
+    _, out, _ = call("log", str(DATA / "nccl_log_2.30.txt"), "--table", "edges", "--csv", str(place), "--json")
+    assert json.loads(out)["ranks"] == 2 and place.read_text() == edges
 
 
 def test_log_reads_standard_input_and_several_files(call, monkeypatch):
@@ -104,13 +108,31 @@ def test_model_as_json(call):
         (["log", sys.executable], "no line of NCCL in it"),
         (["log", __file__, "-"], "- is standard input; it comes alone"),
         (["log", __file__, "--csv", "x"], "--csv needs --table"),
+        (["log", __file__, "--table", "edges", "--json", "--csv", "-"], "both want standard output"),
+        (["check", "--knobs", "--transport", "nvlink"], "--knobs explains variables"),
         (["log", __file__, "--table", "edge"], "unknown table 'edge'; did you mean 'edges'?"),
         (["tests", __file__], "no data rows"),
         (["tests", "/no/such/file"], "there is no file"),
         (["tests", __file__, "--json", "--csv", "-"], "both want standard output"),
-        (["model", "--node", "8xA10"], "no machine is called '8xA10'"),
-        (["model", "--ranks", "9"], "8xA100 is known with 2 to 8 GPUs, not 9"),
-        (["model", "--algo", "NVLS"], "8xA100 offers none of"),
+        (["model", "--node", "8xa100"], "unknown node '8xa100'; did you mean '8xA100'?"),
+        (["model", "--node", ""], "unknown node ''; known: 8xV100, 8xA100, 8xH100, 8xB200"),
+        *(
+            (["model", "--ranks", text], f"'{text}' is not a count")
+            for text in ("0", "-1", "nan", "2.5", "1e3", "9" * 30)
+        ),
+        *((["model", "--ranks", text], f"known with 2 to 8 GPUs, not {text} (") for text in ("1", "1000000000")),
+        (["model", "--node", "8xV100", "--ranks", "7"], "8xV100 is known with 8 GPUs, not 7"),
+        *((["model", "--channels", text], "is not a count") for text in ("0", "-1", "nan")),
+        (["model", "--channels", "33"], "channels is a whole number from 1 to 32, not 33"),
+        *(
+            (["model", "--sizes", text], "is not a size")
+            for text in ("", ",", "0", "-1", "nan", "inf", "1e400", "1K:2K:1")
+        ),
+        (["model", "--sizes", "9" * 40], "is too large"),
+        (["model", "--proto", "ll"], "unknown protocol 'll'; did you mean 'LL'?"),
+        (["model", "--algo", ""], "unknown algorithm ''; known: Ring, Tree, NVLS"),
+        (["model", "--ranks", "9"], "8xA100 is known with 2 to 8 GPUs, not 9 ("),
+        (["model", "--algo", "NVLS"], "8xA100 does not offer NVLS with LL or LL128 or Simple; it has Tree/LL"),
         (["model", "--sizes", "x"], "x"),
         (["sweep", "nccl_proto", "LL", "LL"], "a knob is an environment variable in capitals"),
         (["sweep", "NCCL_PROTO", "LL"], "at least two"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from damage import mangled_bytes
 
 from ddplab.cli import main
 
@@ -99,7 +101,7 @@ def test_ctrl_c_ends_it_with_a_summary():
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--replay", "nowhere.txt"], 2, "cannot read 'nowhere.txt': No such file"),
+        (["--replay", "nowhere.txt"], 2, "cannot read 'nowhere.txt': there is no such file"),
         (["--replay", str(ROOT / "LICENSE")], 2, "none of the texts that are read here"),
         (["--replay", str(DATA / "nvidia_smi_fail.txt")], 1, "no driver is loaded"),
         (["--replay", str(DATA / "dmon_header_only_error.txt")], 1, "the profiling module is missing"),
@@ -110,6 +112,7 @@ def test_ctrl_c_ends_it_with_a_summary():
         (["--exposed", "3"], 2, "'3' is not a part; write 0.2 or 20%"),
         (["--busbw", "-3"], 2, "'-3' is not a positive number"),
         (["--fields", "--busbw", "3"], 2, "three different things"),
+        (["--fields", "--count", "3"], 2, "--count and --source are for watching"),
         (["--interval", "0"], 2, "'0' is not a time"),
         (["--interval", "1e9"], 2, "interval_s is a number of seconds"),
         (["--source", "gpu"], 2, "unknown source 'gpu'"),
@@ -125,6 +128,50 @@ def test_a_named_source_that_is_not_here_is_no_success(capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["links", "--source", "dcgm", "--count", "1"]) == 1
     assert "install datacenter-gpu-manager" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("#Entity NVLTX NVLRX\nID\nGPU 0 5 6\n", "line 3: the values do not stand below their headings"),
+        ("#Entity  NVLTX\nID\nGPU 0    5\n#Entity  NVLRX\n", "the heading changes from NVLTX to NVLRX"),
+        ("#Entity  NVLTX\nID\nGPU 0    nan\n", "line 3: 'nan' under NVLTX is not a number"),
+        ("#Entity  NVLTX\nID\nGPU 0    " + "9" * 10**6, "line 3: "),
+        ("#Entity  NVLTX\nID\n", "a heading and no samples"),
+        ("#Entity\n", "the heading names no field"),
+        ("#Entity  A  A\nGPU 0  1 2\n", "the heading names A twice"),
+        ("#Entity " + "X" * 10**6, "a heading and no samples"),
+        ("Error \x1b]0;title\x07: lost\n", "DCGM says: Error \\x1b]0;title\\x07: lost"),
+        ("", "none of the texts that are read here"),
+        ("A" * 10**6, "none of the texts that are read here"),
+    ],
+)
+def test_a_damaged_text_is_one_sentence_that_obeys_no_control_characters(capsys, tmp_path, text, says):
+    (tmp_path / "dmon.txt").write_text(text)
+    assert main(["links", "--replay", str(tmp_path / "dmon.txt")]) in (1, 2)
+    out = capsys.readouterr()
+    assert out.out == "" and says in out.err and out.err.count("\n") == 1 and len(out.err) < 700
+
+
+def test_names_in_a_text_do_not_command_the_terminal(capsys, tmp_path):
+    text = (DATA / "nvlink_s.txt").read_text().replace("H100", "H\x1b[31m100\x07")
+    (tmp_path / "s.txt").write_text(text)
+    out = said(capsys, "--replay", str(tmp_path / "s.txt"))
+    assert "\x1b" not in out and "\x07" not in out and "H\\x1b[31m100\\x07" in out
+
+
+def test_damaged_files_give_a_table_or_one_sentence(capsys, tmp_path):
+    """The whole command on 200 files, in bytes; the readers on 2,000 texts of each kind: test_dcgm_fuzz.py."""
+    clean = [path.read_bytes() for path in sorted(DATA.glob("*.txt"))]
+    for seed in range(200):
+        dice = random.Random(seed)
+        (tmp_path / "f").write_bytes(mangled_bytes(dice, dice.choice(clean)))
+        code, out = main(["links", "--replay", str(tmp_path / "f")]), capsys.readouterr()
+        if code:
+            assert code in (1, 2) and out.out == "" and out.err.count("\n") == 1 and len(out.err) < 1000, seed
+        assert "Traceback" not in out.err and (out.out + out.err).replace("\n", "").replace("\t", "").isprintable(), (
+            seed
+        )
 
 
 def test_a_binary_file_is_refused(capsys, tmp_path):

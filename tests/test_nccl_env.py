@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import string
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -367,7 +368,7 @@ PIECES = [
 def mangled(draw: random.Random) -> dict[str, str]:
     """An environment of known variables, some with damaged names, with values from anywhere."""
     table, environ = list(knobs().values()), {}
-    for _ in range(draw.randrange(5)):
+    for _ in range(draw.randint(1, 5)):
         knob = draw.choice(table)
         name, value = (
             knob.name,
@@ -394,6 +395,7 @@ def test_any_environment_gets_an_answer():
             assert finding.kind in KINDS and finding.problem and finding.remedy
             assert environ[finding.variable] == finding.value
             assert str(replace(finding, value="v")).startswith(f"{finding.variable}=v: ")
+        return tuple(environ.items())
 
     for_seeds(check)
 
@@ -449,6 +451,50 @@ def test_nccl_reads_its_file_as_we_do(clean):
         pytest.skip("no NCCL is installed beside torch, so it cannot be asked")
     assert "NCCL_SOCKET_RCVBUF set by environment to 8." in lines
     assert with_conf_files(environ)["NCCL_SOCKET_RCVBUF"] == "8MB"
+
+
+def test_of_two_equal_names_on_a_line_both_are_told_and_the_last_counts(clean, capsys):
+    import json
+
+    from ddplab.cli import main
+
+    settings = ["NCCL_PROTO=LL", "NCCL_DEBUG=INFO", "NCCL_PROTO=Simple", "NCCL_PROTO="]
+    counts = subprocess.run(["env", *settings, "printenv", "NCCL_PROTO"], capture_output=True, text=True).stdout
+    assert main(["nccl", "check", "--json", *settings]) == 1
+    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    assert (first["variable"], first["value"], first["kind"]) == ("NCCL_PROTO", counts.rstrip("\n"), "no effect")
+    said = "set 3 times: to LL (argument 1), then to Simple (argument 3), then to nothing (argument 4)"
+    assert first["problem"].startswith(said) and "the last counts (as in a shell): nothing" in first["problem"]
+    assert first["remedy"] == "drop argument 1 and argument 3"
+    assert main(["nccl", "check", "NCCL_DEBUG=INFO", "NCCL_DEBUG=INFO"]) == 1
+    assert "Set twice: to INFO (argument 1), then to INFO (argument 2)" in capsys.readouterr().out
+
+
+def test_of_two_equal_names_in_a_file_both_are_told_and_the_first_counts(clean, capsys, monkeypatch):
+    from ddplab.cli import main
+
+    own = clean / ".nccl.conf"
+    own.write_text("NCCL_DEBUG=INFO\n#\nNCCL_NTHREADS=256\r\nNCCL_NTHREADS=128\n")
+    (clean / "system.conf").write_text("NCCL_DEBUG=WARN\n")  # what the site sets, a user may set otherwise
+    assert main(["nccl", "check"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(
+        f"NCCL_NTHREADS=256\n  Set twice: to 256 (line 3 of {own}), then to 128 (line 4 of {own}); "
+        f"the first counts (NCCL keeps what is set already): 256.\n  Drop line 4 of {own}.\n"
+    )
+    assert "NCCL_DEBUG" not in out and with_conf_files(os.environ)["NCCL_NTHREADS"] == "256"
+    monkeypatch.setenv("NCCL_NTHREADS", "512")
+    assert main(["nccl", "check"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("NCCL_NTHREADS=512\n") and "none of them counts, the environment sets it to 512" in out
+
+
+def test_a_name_of_a_file_that_is_too_long_is_no_file(clean, monkeypatch, capsys):
+    from ddplab.cli import main
+
+    monkeypatch.setenv("NCCL_CONF_FILE", "x" * 5000)
+    assert main(["nccl", "check"]) == 0
+    assert capsys.readouterr().out == "Nothing to complain about.\n"
 
 
 def test_check_reads_the_environment(clean, capsys, monkeypatch):

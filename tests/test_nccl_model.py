@@ -114,7 +114,7 @@ def test_bad_machines_and_sizes():
     for bad in ({"channels": 0}, {"channels": 1.5}, {"channel_GBps": math.nan}, {"channel_GBps": 0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             tuning_model("8xA100", **bad)
-    with pytest.raises(ValueError, match="8xV100 is known with 8 GPUs, not 4: give a Machine"):
+    with pytest.raises(ValueError, match="8xV100 is known with 8 GPUs, not 4 .in Python, take a Machine"):
         tuning_model("8xV100", ranks=4)
     with pytest.raises(ValueError, match="8xA100 is known with 2 to 8 GPUs, not 16"):
         tuning_model("8xA100", ranks=16)
@@ -125,5 +125,20 @@ def test_bad_machines_and_sizes():
     for nbytes in (-1, math.nan, math.inf):
         with pytest.raises(ValueError, match="0 bytes or more"):
             A100.seconds(nbytes, "Ring", "LL")
-    with pytest.raises(ValueError, match="offers none of"):
+    with pytest.raises(ValueError, match="does not offer"):
         A100.choose(1, algorithms=["PAT"])
+
+
+def test_every_node_has_rates_latencies_and_a_crossover_with_any_number_of_channels():
+    for node, graphs in NODES.items():
+        for ranks in graphs:
+            for channels in (1, 2, 7, 32):
+                model = tuning_model(node, ranks=ranks, channels=channels)
+                assert all(model.latency_us(*pair) > 0 and model.algbw_GBps(*pair) > 0 for pair in model.pairs)
+                assert 0 < model.crossover() < math.inf
+
+
+def test_the_command_knows_the_same_nodes():
+    from ddplab.cli import nccl_model
+
+    assert tuple(NODES) == nccl_model.NODES

@@ -58,12 +58,15 @@ def test_own_communication_kernels(capsys, tmp_path):
         ([SAMPLES / "trace_truncated.json"], "line 37, column 8: the file ends early, was the job killed?"),
         ([SAMPLES / "trace_latin1.json"], "line 45, column 16: byte 0xe9 is not UTF-8"),
         ([SAMPLES / "gone.json"], "there is no such file or folder"),
-        (["a" * 300], "cannot be read: File name too long"),
+        (["a" * 300], "cannot be read: the name is too long"),
         ([SAMPLES.parent], "holds no .json or .json.gz file; there are some in"),
         ([__file__], "this is no JSON"),
         ([SAMPLES / "trace_overlap.json", "--comm", "("], "no regular expression"),
-        ([SAMPLES / "trace_overlap.json", "--csv", "/proc/nothing"], "cannot write '/proc/nothing'"),
-        ([SAMPLES / "trace_overlap.json", "--html", "/proc/nothing/x.html"], "cannot write"),
+        (
+            [SAMPLES / "trace_overlap.json", "--csv", "/proc/nothing"],
+            "cannot write '/proc/nothing': no folder can be made there",
+        ),
+        ([SAMPLES / "trace_overlap.json", "--html", "/proc/nothing/x.html"], "there is no folder '/proc/nothing'"),
         ([], "PATH"),
     ],
 )

@@ -24,6 +24,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from ddplab import __version__
+from ddplab._files import words
+from ddplab.cli.output import visible
 from ddplab.cli.values import Problem, did_you_mean
 
 COMMANDS = {
@@ -141,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except Problem as problem:
         if os.environ.get("RANK", "0") == "0":  # under torchrun every rank reads the same line; one answers
-            print(f"{problem.command}: {problem}", file=sys.stderr)
+            print(visible(f"{problem.command}: {problem}"), file=sys.stderr)
         return problem.code
     except KeyboardInterrupt:
         return 130
@@ -149,10 +151,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return 141  # what a program killed by SIGPIPE reports: the reader (head, less) has left
     except OSError as error:
+        if error.filename is not None:  # a file that no command looked after
+            print(visible(f"ddplab: '{error.filename}': {words(error)}"), file=sys.stderr)
+            return 1
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # what a write can meet
             raise
         _silence_stdout()
-        print(f"ddplab: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        print(f"ddplab: cannot write to standard output: {words(error)}", file=sys.stderr)
         return 1
 
 

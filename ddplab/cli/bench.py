@@ -14,7 +14,7 @@ import sys
 import textwrap
 
 from ddplab.cli import output
-from ddplab.cli.values import SCHEDULES, Problem, count, link, many_of, one_of, seconds, sizes
+from ddplab.cli.values import SCHEDULES, Problem, count, link, many_of, named, one_of, seconds, sizes
 
 EXAMPLE = """ddplab bench all_reduce --ranks 4 --sizes 1K:64M --link 1gbit
 ddplab bench all_reduce --algorithms ring,backend --csv ring.csv
@@ -51,7 +51,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", type=one_of(("auto", "cpu", "cuda"), "device"), default="auto", help="auto (default), cpu or cuda")
     add("--timeout", type=seconds, default=600, metavar="S", help="seconds for everything (default 600)")
     add("--no-check", action="store_true", help="do not compare the results")
-    add("--csv", metavar="F", help="write the rows to this file too, whole or not at all; - is standard output")
+    add(
+        "--csv",
+        type=named("a file for the rows"),
+        metavar="F",
+        help="write the rows to this file too, whole or not at all; - is standard output",
+    )
     add("--json", action="store_true", help="print the rows as JSON instead of the table")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -18,6 +19,15 @@ def given(paths: list[str]) -> str | list[str]:
         raise Problem("there is no standard input", 1)
     data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
     return data.decode("utf-8", "replace") + "\n"
+
+
+def apart(option: str, place: str | None, read: list[str]) -> None:
+    """A result must not be written over what it is made from. Raises Problem."""
+    if place is not None and place != "-":
+        for path in read:
+            with contextlib.suppress(OSError, ValueError):  # what cannot be looked at is told by who opens it
+                if os.path.samefile(place, path):
+                    raise Problem(f"{option} '{place}' is read here, and would be lost; name another file")
 
 
 def printable(text: str) -> str:

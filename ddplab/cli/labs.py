@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddplab.cli import output
 from ddplab.cli.checkout import find
-from ddplab.cli.values import Problem, count, did_you_mean, one_of
+from ddplab.cli.values import Problem, count, did_you_mean, named, one_of
 
 EXAMPLE = """ddplab labs
 ddplab labs copy ~/ddplab-labs 02
@@ -27,7 +27,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", type=one_of(("list", "copy", "run"), "action"), default="list", help="list (default), "
         "copy or run")  # fmt: skip
-    parser.add_argument("folder", nargs="?", help="copy: where the copies go; it is made if it is missing")
+    parser.add_argument(
+        "folder", nargs="?", type=named("a folder"), help="copy: where the copies go; it is made if it is missing"
+    )
     parser.add_argument("name", nargs="*", help="labs to copy or to run, by name or number (default: all)")
     parser.add_argument("--force", action="store_true", help="copy: overwrite labs that are in the folder already")
     parser.add_argument("--ranks", type=count, metavar="N", help="run: default 4, under torchrun those of the job")

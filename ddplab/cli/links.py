@@ -14,7 +14,7 @@ import argparse
 import math
 
 from ddplab.cli import linktexts, output
-from ddplab.cli.values import Problem, count, one_of, seconds
+from ddplab.cli.values import Problem, count, named, one_of, seconds
 
 EXAMPLE = """\
 ddplab links --interval 0.5 --count 20 --peak 25gbit
@@ -32,7 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", type=one_of(("auto", "dcgm", "nvml", "nic"), "source"), default="auto", help="auto, dcgm, nvml, nic"
     )
-    parser.add_argument("--replay", nargs="+", metavar="FILE", help="read these instead; - is standard input")
+    parser.add_argument(
+        "--replay", nargs="+", type=named("a file"), metavar="FILE", help="read these instead; - is standard input"
+    )
     parser.add_argument(
         "--peak",
         action="append",
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int | None:
     wanted = [args.replay is not None, args.fields, any(value is not None for value in judged)]
     if sum(wanted) > 1:
         raise Problem("--replay, --fields and a verdict are three different things; ask for one of them")
+    if any(wanted) and (args.count is not None or args.source != "auto"):
+        raise Problem("--count and --source are for watching; leave them out with --replay, --fields or a verdict")
     if args.fields:
         return _fields(args)
     if wanted[2]:

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 
+from ddplab._files import open_to_read
 from ddplab.cli import output
 from ddplab.cli.values import Problem
 
@@ -64,7 +65,7 @@ def _rates(args: argparse.Namespace, kind: str, rates, peak: object, warnings: l
         return output.print_json({"kind": kind, "rows": rows_of(rates), "links": rows_of(use), "warnings": warnings})
     summary(use, None)
     for warning in warnings:
-        print(f"\nNote: {warning}.")
+        print(output.visible(f"\nNote: {warning}."))
 
 
 def _no_rates(args: argparse.Namespace, frame, why: str) -> None:
@@ -76,7 +77,7 @@ def _no_rates(args: argparse.Namespace, frame, why: str) -> None:
     print(f"Means over {frame['sample'].nunique()} samples, in DCGM's own units:\n")
     print(output.table(rows_of(means), {name: name for name in means}))
     for warning in dict.fromkeys([*warnings, why]):
-        print(f"\nNote: {warning}.")
+        print(output.visible(f"\nNote: {warning}."))
 
 
 def _states(args: argparse.Namespace, frame) -> None:
@@ -104,7 +105,7 @@ def _topo(args: argparse.Namespace, topology) -> None:
     for row in rows:
         where = f"NUMA node {row['numa']}" if row["numa"] is not None else "no NUMA node stated"
         nic = f"nearest NIC {row['nic']} ({row['path']})" if row["nic"] else "no NIC in the matrix"
-        print(f"{row['gpu']}: {where}, {nic}; {row['advice']}.")
+        print(output.visible(f"{row['gpu']}: {where}, {nic}; {row['advice']}."))
 
 
 def summary(use, peaks: dict | None) -> None:
@@ -131,7 +132,7 @@ def _read(name: str) -> str:
         if name == "-":
             data = sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
-            with open(name, "rb") as file:
+            with open_to_read(name) as file:
                 data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise Problem(f"cannot read '{name}': {error.strerror}") from error

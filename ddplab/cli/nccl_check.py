@@ -2,7 +2,7 @@
 else, settings without effect, settings that hurt. It checks the environment, with what NCCL adds to it from
 NCCL_CONF_FILE, ~/.nccl.conf and /etc/nccl.conf; given NAME=VALUE, it checks these instead.
 
-With --knobs it explains variables instead: those whose name or explanation holds one of the WORDs, or all. An exact
+With --knobs it explains variables instead: those whose name or explanation holds one of the words, or all. An exact
 name gets its whole card.
 
 Exit code 0: nothing found. 1: there are findings."""
@@ -13,7 +13,8 @@ import argparse
 import os
 
 from ddplab.cli import output
-from ddplab.cli.values import Problem
+from ddplab.cli.given import given
+from ddplab.cli.values import Problem, named
 
 EXAMPLE = """\
 ddplab nccl check
@@ -27,23 +28,33 @@ _COLUMNS = {"name": "variable", "default": "default", "touch": "touch", "what": 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="NAME=VALUE", help="check these (default: the environment)")
     parser.add_argument("--transport", metavar="T", help="carries the data: nvlink, pcie, shm, socket, ib, net, or T+T")
-    parser.add_argument("--log", metavar="FILE", help="take transport and version from this NCCL_DEBUG=INFO log")
+    parser.add_argument(
+        "--log", type=named("a log"), metavar="FILE", help="take transport and version from this NCCL_DEBUG=INFO log"
+    )
     parser.add_argument("--nccl", metavar="VERSION", help="the NCCL version, to find variables that came later")
     parser.add_argument("--knobs", action="store_true", help="explain variables; then the words are what to look for")
     parser.add_argument("--json", action="store_true", help="print the findings, or the variables, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.knobs and (args.transport or args.log or args.nccl):
+        raise Problem("--knobs explains variables; --transport, --log and --nccl belong to a check of their values")
     if args.knobs:
         return _explain(args.words, args.json)
     from dataclasses import asdict
 
-    from ddplab.nccl.conf import conf_files, with_conf_files
+    from ddplab.nccl.conf import Setting, conf_files, conf_repeats, repeats, with_conf_files
     from ddplab.nccl.env import check_env
 
-    environ = dict(map(_setting, args.words)) if args.words else with_conf_files(os.environ)
+    if args.words:
+        settings = [Setting(*_setting(word), f"argument {i}") for i, word in enumerate(args.words, 1)]
+        environ = {name: value for name, value, _ in settings}
+        twice = repeats(settings, counts=-1, because="as in a shell")
+    else:
+        environ, twice = with_conf_files(os.environ), conf_repeats(os.environ)
+    log = given([args.log]) if args.log else None
     try:
-        found = check_env(environ, transport=args.transport, log=args.log, version=args.nccl)
+        found = twice + check_env(environ, transport=args.transport, log=log, version=args.nccl)
     except (ValueError, OSError) as error:
         raise Problem(str(error)) from error
     if args.json:

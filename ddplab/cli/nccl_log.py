@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 
 from ddplab.cli import output
-from ddplab.cli.given import given, printable
-from ddplab.cli.values import Problem, one_of
+from ddplab.cli.given import apart, given, printable
+from ddplab.cli.values import Problem, named, one_of
 
 EXAMPLE = """\
 ddplab nccl log nccl.log
@@ -24,9 +24,17 @@ TABLES += ("warnings",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="log files, or folders of them; - is standard input")
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        type=named("a log"),
+        metavar="PATH",
+        help="log files, or folders of them; - is standard input",
+    )
     parser.add_argument("--table", type=one_of(TABLES, "table"), metavar="T", help=f"print it: {', '.join(TABLES)}")
-    parser.add_argument("--csv", metavar="F", help="write that table to this file; - is standard output")
+    parser.add_argument(
+        "--csv", type=named("a file"), metavar="F", help="write that table to this file; - is standard output"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -35,23 +43,25 @@ def run(args: argparse.Namespace) -> int:
 
     if args.csv and not args.table:
         raise Problem("--csv needs --table, the table to write")
+    if args.json and args.csv == "-":
+        raise Problem("--json and --csv - both want standard output; name a file for the CSV")
+    apart("--csv", args.csv, args.paths)
     try:
         log = parse_log(given(args.paths))
     except (ValueError, OSError) as error:
         raise Problem(str(error), 1) from error
+    columns = list(getattr(log, args.table).columns) if args.table else []
+    rows = [{key: row.get(key) for key in columns} for row in log.rows[args.table]] if args.table else []
+    with output.csv_file(args.csv) as saved:
+        saved += rows
     if args.json:
         facts = {"version": log.version, "lines": log.lines, "processes": log.processes, "ranks": log.ranks}
         transports = log.transports
         if isinstance(transports, dict):
             transports = [{"src": a, "dst": b, "transport": way} for (a, b), way in transports.items()]
         output.print_json({**facts, "transports": transports, "verdict": log.verdict(), **log.rows})
-    elif args.table:
-        columns = list(getattr(log, args.table).columns)
-        rows = [{key: row.get(key) for key in columns} for row in log.rows[args.table]]
-        with output.csv_file(args.csv) as saved:
-            saved += rows
-        if args.csv != "-":
-            print(printable(output.table(rows, {key: key for key in columns})) if rows else "no rows")
-    else:
+    elif args.table and args.csv != "-":
+        print(printable(output.table(rows, {key: key for key in columns})) if rows else "no rows")
+    elif not args.table:
         print(printable("\n".join(log.verdict())))
     return int(bool(log.rows["warnings"]))

@@ -2,20 +2,21 @@
 protocol, what it would choose at each size, and what NCCL_PROTO or NCCL_ALGO would cost. Nothing is run: these are
 the constants of NCCL 2.30.7, and what it believes is not what a machine does.
 
-Nodes: 8xV100, 8xA100, 8xH100, 8xB200; but for the first, with 2 to 8 of their GPUs."""
+Nodes: 8xV100 with all of its GPUs; 8xA100, 8xH100 and 8xB200 with 2 to 8 of them."""
 
 from __future__ import annotations
 
 import argparse
 
 from ddplab.cli import output
-from ddplab.cli.values import Problem, count, many_of, sizes
+from ddplab.cli.values import Problem, count, many_of, one_of, sizes
 
 EXAMPLE = """\
 ddplab nccl model --node 8xA100
 ddplab nccl model --node 8xA100 --proto LL --sizes 1M,25M
 ddplab nccl model --node 8xH100 --algo Ring --json"""
 
+NODES = ("8xV100", "8xA100", "8xH100", "8xB200")
 _SHOWN = {
     "size_B": "size_B",
     "chosen": "chosen",
@@ -29,12 +30,24 @@ _SHOWN = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--node", default="8xA100", metavar="M", help="8xV100, 8xA100 (default), 8xH100 or 8xB200")
+    add(
+        "--node", type=one_of(NODES, "node"), default="8xA100", metavar="M", help=f"{', '.join(NODES)} (default 8xA100)"
+    )
     add("--ranks", type=count, metavar="N", help="GPUs, if not all of the node")
     add("--channels", type=count, metavar="C", help="channels, if not the node's own")
     add("--sizes", type=sizes, default="64K:1G:4", metavar="S", help="as in nccl-tests (default 64K:1G:4)")
-    add("--proto", type=many_of(("LL", "LL128", "Simple"), "protocol"), metavar="P", help="as with NCCL_PROTO=P")
-    add("--algo", type=many_of(("Ring", "Tree", "NVLS"), "algorithm"), metavar="A", help="as with NCCL_ALGO=A")
+    add(
+        "--proto",
+        type=many_of(("LL", "LL128", "Simple"), "protocol"),
+        metavar="P",
+        help="as with NCCL_PROTO=P: of LL, LL128, Simple",
+    )
+    add(
+        "--algo",
+        type=many_of(("Ring", "Tree", "NVLS"), "algorithm"),
+        metavar="A",
+        help="as with NCCL_ALGO=A: of Ring, Tree, NVLS",
+    )
     add("--json", action="store_true", help="print the figures as JSON")
 
 

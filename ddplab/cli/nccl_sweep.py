@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from ddplab.cli import output
-from ddplab.cli.values import Problem, count, one_of, seconds
+from ddplab.cli.values import Problem, count, named, one_of, seconds
 
 EXAMPLE = """\
 ddplab nccl sweep bucket_cap_mb default default
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--confidence", type=float, default=0.99, metavar="C", help="of the whole table (default 0.99)")
     add("--device", type=one_of(("auto", "cpu", "cuda"), "device"), default="auto", help="auto (default), cpu or cuda")
     add("--timeout", type=seconds, default=120, metavar="S", help="seconds for each launch (default 120)")
-    add("--csv", metavar="F", help="write every measurement to this file; - is standard output")
+    add("--csv", type=named("a file"), metavar="F", help="write every measurement to this file; - is standard output")
     add("--json", action="store_true", help="print the table and the measurements as JSON")
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 
 from ddplab.cli import output
-from ddplab.cli.given import given, printable
-from ddplab.cli.values import Problem
+from ddplab.cli.given import apart, given, printable
+from ddplab.cli.values import Problem, named
 
 EXAMPLE = """\
 ddplab nccl tests all_reduce.txt
@@ -31,8 +31,12 @@ _SHOWN = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="FILE", help="what it printed, or the JSON it wrote; - is standard input")
-    parser.add_argument("--csv", metavar="F", help="write the rows to this file; - is standard output")
+    parser.add_argument(
+        "path", type=named("a file"), metavar="FILE", help="what it printed, or its JSON; - is standard input"
+    )
+    parser.add_argument(
+        "--csv", type=named("a file"), metavar="F", help="write the rows to this file; - is standard output"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -41,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json and args.csv == "-":
         raise Problem("--json and --csv - both want standard output; name a file for the CSV")
+    apart("--csv", args.csv, [args.path])
     try:
         found = parse_nccl_tests(given([args.path]))
     except (ValueError, OSError) as error:

@@ -9,12 +9,16 @@ import json
 import math
 import os
 import shutil
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
+from ddplab._files import Draft, Unwritable
 from ddplab.cli.values import Problem
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters written out: what a file holds must not command the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
 def cell(value: object) -> str:
@@ -23,7 +27,7 @@ def cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:#.4g}".rstrip(".")
-    return str(value)
+    return " ".join(visible(str(value)).splitlines())
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str]) -> str:
@@ -70,44 +74,35 @@ def coloured(text: str, code: int) -> str:
 
 
 @contextlib.contextmanager
-def csv_file(path: str | None) -> Iterator[list[dict]]:
-    """Collects rows and writes them to `path` at the end, whole or not at all.
+def text_file(path: str | None) -> Iterator[Draft | None]:
+    """A text file that appears whole or not at all; None for None.
 
-    The place is tried first, so that nobody measures for minutes what cannot be saved. A device or a pipe is
-    written directly; '-' is standard output; None writes nothing. Raises Problem for a place that cannot be written.
+    The place is tried first, so that nobody measures for minutes what cannot be saved. Raises Problem.
     """
-    rows: list[dict] = []
-    if path is None or path == "-":
-        yield rows
-        if path:
-            print(_csv(rows), end="")
+    if path is None:
+        yield None
         return
-    place = os.path.realpath(path)  # a symbolic link stays one
     try:
-        special = os.path.exists(place) and not stat.S_ISREG(os.stat(place).st_mode)
-        if special or os.path.exists(place):
-            open(place, "a", encoding="utf-8").close()  # a folder or a read-only file refuses here
-        if not special:
-            handle, draft = tempfile.mkstemp(prefix=".ddplab-", suffix=".csv", dir=os.path.dirname(place))
-            os.close(handle)
-    except OSError as error:
-        raise Problem(f"cannot write '{path}': {error.strerror}") from error
+        draft = Draft(path)
+    except Unwritable as error:
+        raise Problem(str(error)) from error
     try:
+        with draft:
+            yield draft
+    except Unwritable as error:
+        raise Problem(str(error), 1) from error
+
+
+@contextlib.contextmanager
+def csv_file(path: str | None) -> Iterator[list[dict]]:
+    """Collects rows and writes them to a `text_file` at the end; '-' is standard output, None writes nothing."""
+    rows: list[dict] = []
+    with text_file(None if path == "-" else path) as place:
         yield rows
-        try:
-            with open(place if special else draft, "w", encoding="utf-8", newline="") as out:
-                out.write(_csv(rows))
-            if not special:
-                umask = os.umask(0)
-                os.umask(umask)
-                os.chmod(draft, 0o666 & ~umask)  # mkstemp makes it private; a result is an ordinary file
-                os.replace(draft, place)
-        except OSError as error:
-            raise Problem(f"cannot write '{path}': {error.strerror}", 1) from error
-    finally:
-        if not special:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
+        if place:
+            place.write(_csv(rows))
+    if path == "-":
+        print(_csv(rows), end="")
 
 
 def _csv(rows: Sequence[Mapping]) -> str:

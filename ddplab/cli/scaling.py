@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import math
 import os
-import stat
 import sys
-import tempfile
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from ddplab.cli import output
-from ddplab.cli.values import Problem, count, one_of, positive, seconds
+from ddplab.cli.values import Problem, count, named, one_of, positive, seconds
 
 COUNTS = tuple(2**k for k in range(11))
 JITTER_PERCENT = 3.0  # of the compute time, one standard deviation; a figure to reckon with
@@ -58,7 +57,9 @@ def arguments(group: argparse._ArgumentGroup) -> None:
     add("--jitter", type=_at_least(0, "a jitter in percent", MOST_JITTER_PERCENT), metavar="PCT",
         help="%% of compute, sigma (default 3)")  # fmt: skip
     add("--slowdown", type=_at_least(1, "a factor"), metavar="F", help="of compute while communicating")
-    add("--html", metavar="FILE", help="write a page with the chart and the timeline")
+    add(
+        "--html", type=named("a file for the page"), metavar="FILE", help="write a page with the chart and the timeline"
+    )
 
 
 def check(args: argparse.Namespace) -> None:
@@ -73,10 +74,20 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, topology: Any) -> None:
     """Print the table, JSON, and write the page."""
+    with output.text_file(args.html) as place:
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is neither table nor JSON
+            profile = _profile(args)
+        page = _report(args, topology, profile)
+        if place:
+            place.write(page())
+    if place and not args.json:
+        print(f"\nWrote {args.html}")
+
+
+def _report(args: argparse.Namespace, topology: Any, profile: Any) -> Callable[[], str]:
+    """Print it; what comes back makes the page."""
     from ddplab.timeline import best_bucket_cap, predict_step
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is neither table nor JSON
-        profile = _profile(args)
     options = {
         "bucket_cap_mb": args.bucket_cap_mb,
         "compression": args.compression or "none",
@@ -110,12 +121,13 @@ def run(args: argparse.Namespace, topology: Any) -> None:
         )
         for line in assumptions:
             print(textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  "))
-    if args.html:
+
+    def page() -> str:
         from ddplab.figures.scaling import page
 
-        _write(args.html, page(args.model, profile, rows, assumptions, args.ranks, args.link, options))
-        if not args.json:
-            print(f"\nWrote {args.html}")
+        return page(args.model, profile, rows, assumptions, args.ranks, args.link, options)
+
+    return page
 
 
 def _profile(args: argparse.Namespace) -> Any:
@@ -211,27 +223,3 @@ def _assumptions(args: argparse.Namespace, profile: Any, options: dict[str, Any]
         f"a rank's compute time varies by {options['jitter'] * 100:g}% (sigma, normal, independent); a step waits for "
         "the slowest; from and to: 5th and 95th percentile",
     ]
-
-
-def _write(path: str, text: str) -> None:
-    """Write a page whole or not at all."""
-    place, draft = os.path.realpath(path), None
-    try:
-        if os.path.exists(place) and not stat.S_ISREG(os.stat(place).st_mode):
-            with open(place, "w", encoding="utf-8") as out:  # a device or a pipe; a folder refuses
-                out.write(text)
-            return
-        handle, draft = tempfile.mkstemp(prefix=".ddplab-", suffix=".html", dir=os.path.dirname(place))
-        with open(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(draft, 0o666 & ~umask)  # mkstemp makes it private; a page is an ordinary file
-        os.replace(draft, place)
-        draft = None
-    except OSError as error:
-        raise Problem(f"cannot write '{path}': {error.strerror}") from error
-    finally:
-        if draft:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)

@@ -20,8 +20,9 @@ class Problem(Exception):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'ring'?" for the nearest known word, or nothing."""
-    near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), list(names), n=1, cutoff=0.6)
+    return f"; did you mean '{names[near[0]]}'?" if near else ""
 
 
 def sizes(text: str) -> list[int]:
@@ -69,6 +70,17 @@ def positive(what: str) -> Callable[[str], float]:
 
 
 seconds = positive("a time")
+
+
+def named(what: str) -> Callable[[str], str]:
+    """A converter to a path, as it was written. An empty one would mean the working folder: ArgumentTypeError."""
+
+    def convert(text: str) -> str:
+        if not text:
+            raise argparse.ArgumentTypeError(f"the path is empty; name {what}")
+        return text
+
+    return convert
 
 
 def link(text: str):

@@ -117,12 +117,12 @@ class DmonReader:
             indent = len(line) - len(line.lstrip())
             if indent + match.end() > self._starts[0]:
                 raise ValueError(f"line {self.number}: {match[0]!r} reaches into the first column; was it edited?")
-            for start in self._starts:
-                if start and start < len(line) and line[start - 1] != " ":
-                    raise ValueError(
-                        f"line {self.number}: the values do not stand below their headings: {line.strip()[:80]!r}; "
-                        "keep the blanks when you copy (they are part of the format)"
-                    )
+            beside = line[indent + match.end() : self._starts[0]].strip()
+            if beside or any(start < len(line) and line[start - 1] != " " for start in self._starts if start):
+                raise ValueError(
+                    f"line {self.number}: the values do not stand below their headings: {line.strip()[:80]!r}; "
+                    "keep the blanks when you copy (they are part of the format)"
+                )
             cells = self._cells(line)
         return tuple(self._value(cell.strip(), name) for cell, name in zip(cells, self.names, strict=True))
 

@@ -167,7 +167,8 @@ class TuningModel:
         algorithms, protocols = list(algorithms), list(protocols)
         allowed = [(a, p) for a, p in self.pairs if a in algorithms and p in protocols]
         if not allowed:
-            raise ValueError(f"{self.machine.name} offers none of {algorithms} with {protocols}")
+            asked = f"{' or '.join(algorithms) or 'no algorithm'} with {' or '.join(protocols) or 'no protocol'}"
+            raise ValueError(f"{self.machine.name} does not offer {asked}; it has {self._known()}")
         return min(allowed, key=lambda pair: self.seconds(nbytes, *pair))
 
     def crossover(
@@ -229,9 +230,11 @@ class TuningModel:
 
     def _protocol(self, algorithm: str, protocol: str) -> int:
         if (algorithm, protocol) not in self.pairs:
-            known = ", ".join(f"{a}/{p}" for a, p in self.pairs)
-            raise ValueError(f"{self.machine.name} has no {algorithm}/{protocol}; it has {known}")
+            raise ValueError(f"{self.machine.name} has no {algorithm}/{protocol}; it has {self._known()}")
         return PROTOCOLS.index(protocol)
+
+    def _known(self) -> str:
+        return ", ".join(f"{a}/{p}" for a, p in self.pairs)
 
 
 def tuning_model(
@@ -250,11 +253,11 @@ def tuning_model(
     """
     if not isinstance(machine, Machine):
         if machine not in NODES:
-            raise ValueError(f"no machine is called {machine!r}: take {', '.join(NODES)}, or give a Machine")
+            raise ValueError(f"no machine is called {machine!r}: take {', '.join(NODES)} (in Python, or a Machine)")
         graphs = NODES[machine]
         if ranks is not None and ranks not in graphs:
             raise ValueError(
-                f"{machine} is known with {_spoken(graphs)} GPUs, not {ranks!r}: give a Machine of your own"
+                f"{machine} is known with {_spoken(graphs)} GPUs, not {ranks!r} (in Python, take a Machine)"
             )
         machine, ranks = graphs[8 if ranks is None else ranks], None
     given = {"ranks": ranks, "channels": channels, "channel_GBps": channel_GBps}

@@ -47,11 +47,10 @@ def advise(buckets: pd.DataFrame, operations: pd.DataFrame, steps: pd.DataFrame)
     buckets, operations, steps: those of all ranks, as a `TraceReport` has them.
     """
     passes, met = _passes(buckets), _met(operations)
-    startup = list(_startup(met))
+    steady, startup = _steady(passes), list(_startup(met))
     found = [
-        *_small_buckets(passes),
-        *_one_bucket(passes),
-        *_late_buckets(passes),
+        *_small_buckets(steady),
+        *_nothing_hidden(steady),
         *_first_iteration(passes),
         *_small_messages(operations, steps),
         *startup,
@@ -95,12 +94,16 @@ def _initial(passes: pd.DataFrame) -> pd.DataFrame:
     return passes.loc[found]
 
 
-def _small_buckets(passes: pd.DataFrame) -> Iterator[Advice]:
-    steady = _steady(passes)
-    bad = steady[(steady["count"] >= MANY_BUCKETS) & (steady["median_bytes"] < SMALL_BUCKET)]
-    if len(bad) * 2 <= len(steady) or not len(bad):
+def _typical(steady: pd.DataFrame, bad: pd.Series, by: str) -> pd.Series | None:
+    """The pass in the middle of those with a fault, None unless most passes have it."""
+    found = steady[bad]
+    return _middle(found, by) if len(found) * 2 > len(steady) else None
+
+
+def _small_buckets(steady: pd.DataFrame) -> Iterator[Advice]:
+    bad = (steady["count"] >= MANY_BUCKETS) & (steady["median_bytes"] < SMALL_BUCKET)
+    if (one := _typical(steady, bad, "moving_us")) is None:
         return
-    one = _middle(bad, "moving_us")
     yield Advice(
         "small_buckets",
         f"Backward hands over {one['count']:.0f} buckets with a median of {_size(one['median_bytes'])}; each takes "
@@ -116,55 +119,35 @@ def _small_buckets(passes: pd.DataFrame) -> Iterator[Advice]:
     )
 
 
-def _one_bucket(passes: pd.DataFrame) -> Iterator[Advice]:
-    steady = _steady(passes)
-    bad = steady[
-        (steady["count"] == 1)
-        & (steady["bytes"] >= ONE_BUCKET)
-        & (steady["exposed_us"] > 0.1 * steady["backward_us"])
-        & (steady["first_ready_us"] >= LATE * steady["backward_us"])
-    ]
-    if len(bad) * 2 <= len(steady) or not len(bad):
-        return
-    one = _middle(bad, "exposed_us")
-    yield Advice(
-        "one_bucket",
-        f"All gradients are in one bucket of {_size(one['bytes'])}, ready when backward is over: "
-        f"{one['exposed_us'] / 1e3:.1f} ms are exposed after {one['backward_us'] / 1e3:.1f} ms of backward.",
-        "Lower bucket_cap_mb; a parameter that is larger than the cap stays in one bucket.",
-        float(one["exposed_us"]),
-        {
-            "bytes": int(one["bytes"]),
-            "exposed_ms": float(one["exposed_us"]) / 1e3,
-            "backward_ms": float(one["backward_us"]) / 1e3,
-        },
+def _nothing_hidden(steady: pd.DataFrame) -> Iterator[Advice]:
+    """Buckets that are ready when backward is over: because there is one only, or for another reason."""
+    late = (steady["first_ready_us"] >= LATE * steady["backward_us"]) & (
+        steady["exposed_us"] > 0.1 * steady["backward_us"]
     )
+    alone = late & (steady["count"] == 1) & (steady["bytes"] >= ONE_BUCKET)
+    if (one := _typical(steady, alone, "exposed_us")) is not None:
+        yield Advice(
+            "one_bucket",
+            f"All gradients are in one bucket of {_size(one['bytes'])}, ready when backward is over: "
+            f"{one['exposed_us'] / 1e3:.1f} ms are exposed after {one['backward_us'] / 1e3:.1f} ms of backward.",
+            "Lower bucket_cap_mb; a parameter that is larger than the cap stays in one bucket.",
+            float(one["exposed_us"]),
+            {"bytes": int(one["bytes"]), **_milliseconds(one, "exposed", "backward")},
+        )
+    if (one := _typical(steady, late & (steady["count"] >= 2), "exposed_us")) is not None:
+        yield Advice(
+            "overlap_lost",
+            f"The first of {one['count']:.0f} buckets is ready {one['first_ready_us'] / 1e3:.1f} ms into a backward of "
+            f"{one['backward_us'] / 1e3:.1f} ms, so nothing overlaps: {one['exposed_us'] / 1e3:.1f} ms are exposed.",
+            "Something holds all gradients back to the end: a backward compiled into one graph, a hook that collects "
+            "them, a first layer with nearly all the work.",
+            float(one["exposed_us"]),
+            {"buckets": int(one["count"]), **_milliseconds(one, "first_ready", "backward", "exposed")},
+        )
 
 
-def _late_buckets(passes: pd.DataFrame) -> Iterator[Advice]:
-    steady = _steady(passes)
-    bad = steady[
-        (steady["count"] >= 2)
-        & (steady["first_ready_us"] >= LATE * steady["backward_us"])
-        & (steady["exposed_us"] > 0.1 * steady["backward_us"])
-    ]
-    if len(bad) * 2 <= len(steady) or not len(bad):
-        return
-    one = _middle(bad, "exposed_us")
-    yield Advice(
-        "overlap_lost",
-        f"The first of {one['count']:.0f} buckets is ready {one['first_ready_us'] / 1e3:.1f} ms into a backward of "
-        f"{one['backward_us'] / 1e3:.1f} ms, so nothing overlaps: {one['exposed_us'] / 1e3:.1f} ms are exposed.",
-        "Something holds all gradients back to the end: a backward compiled into one graph, a hook that collects them, "
-        "a first layer with nearly all the work.",
-        float(one["exposed_us"]),
-        {
-            "buckets": int(one["count"]),
-            "first_ready_ms": float(one["first_ready_us"]) / 1e3,
-            "backward_ms": float(one["backward_us"]) / 1e3,
-            "exposed_ms": float(one["exposed_us"]) / 1e3,
-        },
-    )
+def _milliseconds(one: pd.Series, *names: str) -> dict[str, float]:
+    return {f"{name}_ms": float(one[f"{name}_us"]) / 1e3 for name in names}
 
 
 def _first_iteration(passes: pd.DataFrame) -> Iterator[Advice]:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddplab._files import words
 from ddplab.trace.errors import EARLY, REMEDY, NotATrace, TraceError, place
 from ddplab.trace.events import BROKEN, Event, Head, decode, decode_head, without_infinity
 from ddplab.trace.packed import text_of
@@ -42,7 +43,7 @@ class Blocks:
             with text_of(self.path) as self._text:
                 yield from self._events()
         except OSError as error:
-            raise TraceError(self.path, f"cannot be read: {error.strerror or error}") from error
+            raise TraceError(self.path, f"cannot be read: {words(error)}") from error
         if self._damage:
             line, column = place(self.path, self._damage[0][0])
             what = "1 damaged place" if len(self._damage) == 1 else f"{len(self._damage)} damaged places"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddplab._files import is_folder, words
 from ddplab.trace.errors import TraceError
 
 _ENDINGS = (".json", ".json.gz")
@@ -20,20 +21,22 @@ def find_traces(paths: Sequence[str | Path]) -> tuple[dict[Path, bool], list[str
     files: dict[Path, bool] = {}
     notes = []
     for given in paths:
-        path = Path(given)
         try:
-            folder = path.is_dir()
-            if not folder and not path.is_file():
-                raise TraceError(path, "is no file" if path.exists() else "there is no such file or folder")
+            folder = is_folder(given)
+        except FileNotFoundError as error:
+            raise TraceError(given or "(nothing)", words(error)) from error
         except OSError as error:  # a name that is too long, a folder above it that may not be entered
-            raise TraceError(path, f"cannot be read: {error.strerror}") from error
+            raise TraceError(given, f"cannot be read: {words(error)}") from error
+        path = Path(given)
+        if not folder and not path.is_file():
+            raise TraceError(path, "is no file but a pipe or a device; save it first, a trace may be read twice")
         if not folder:
             files[path] = True
             continue
         try:
             there = sorted(entry for entry in path.iterdir() if entry.is_file() and entry.name.endswith(_ENDINGS))
         except OSError as error:
-            raise TraceError(path, f"cannot be read: {error.strerror}") from error
+            raise TraceError(path, f"cannot be read: {words(error)}") from error
         own = [file for file in there if ".trace.json" in file.name]
         if own and len(own) < len(there):
             other = ", ".join(file.name for file in there if file not in own)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from ddplab._files import open_to_read
+
 _PIECE = 1 << 14  # packed bytes: what is lost before a damaged place
 _GZIP = 31  # zlib's window bits for a gzip header and its checksum
 
@@ -48,7 +50,7 @@ class Gzip:
 @contextmanager
 def text_of(path: str | Path) -> Iterator[Readable]:
     """The file's text as bytes, unpacked where it begins as gzip does."""
-    with open(path, "rb") as raw:
+    with open_to_read(path) as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         yield Gzip(raw) if packed else raw

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplab import __version__
+from ddplab._files import Draft
 from ddplab.trace.picture import LANES, MOST_RANKS, lanes
 
 if TYPE_CHECKING:
@@ -84,16 +84,10 @@ def page(report: TraceReport, title: str = "Trace report") -> str:
 
 
 def write_page(report: TraceReport, path: str | Path, title: str = "Trace report") -> Path:
-    """Write the page; it appears whole or not at all. Returns its path."""
-    path = Path(path)
-    text = page(report, title)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    """Write the page; it appears whole or not at all. Returns its path. OSError in words where it cannot be written."""
+    with Draft(path) as place:
+        place.write(page(report, title))
+    return Path(path)
 
 
 def _sections(report: TraceReport) -> Iterable[tuple[str, str, str]]:

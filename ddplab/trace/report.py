@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from ddplab._files import Draft, made_folder
 from ddplab.trace import breakdown, buckets, collectives, stragglers
 from ddplab.trace.advice import Advice, advise
 from ddplab.trace.columns import RankTrace
@@ -154,17 +155,16 @@ class TraceReport:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False, default=lambda value: value.item())
 
     def to_csv(self, folder: str | Path) -> list[Path]:
-        """Write each table to `folder`/<name>.csv and return the paths. The folder is made if need be."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for name in TABLES:
-            path = folder / f"{name}.csv"
-            part = path.with_name(path.name + ".part")
-            getattr(self, name).to_csv(part, index=False)
-            os.replace(part, path)
-            written.append(path)
-        return written
+        """Write each table to `folder`/<name>.csv and return the paths; all of them are written, or none.
+
+        The folder is made if need be. OSError in words where one cannot be written.
+        """
+        with made_folder(folder) as place, ExitStack() as stack:
+            paths = [place / f"{name}.csv" for name in TABLES]
+            drafts = [stack.enter_context(Draft(path)) for path in paths]
+            for name, draft in zip(TABLES, drafts, strict=True):
+                draft.write(getattr(self, name).to_csv(index=False))
+        return paths
 
     def __str__(self) -> str:
         from ddplab.trace.text import text
