@@ -11,6 +11,7 @@ killed, raised, finished, or elsewhere. Last, who was late. A job without a find
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from ddplab.remains.files import Remains, read_remains
 from ddplab.remains.fixes import FIXES, TITLES
 from ddplab.remains.late import latecomer
 from ddplab.remains.logs import RankLog
-from ddplab.remains.traces import straggler
+from ddplab.remains.traces import Traces, read_traces
 
 __all__ = ["Diagnosis", "why"]
 
@@ -37,7 +38,7 @@ class Diagnosis:
     ranks: who did it. operation: the collective that it concerns, by torch's name. sizes: its shapes, as the healthy
     ranks have them. seq: its number in its process group. step: of the training, from the logs.
     where: the place in the program, of the rank at fault. evidence: the lines that show it. fix: what to do.
-    lost: files that could not be read. read: how many files said something.
+    lost: files that could not be read. notes: what was guessed or is odd. read: how many files said something.
     """
 
     kind: str | None
@@ -51,6 +52,7 @@ class Diagnosis:
     evidence: tuple[str, ...] = ()
     fix: str = ""
     lost: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     read: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +61,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         if self.kind is None:
-            head = "No fault found."
+            part = " in what could be read" if self.lost else ""
+            head = f"No fault found{part}." if self.read else "Nothing could be read, so nothing can be told."
         else:
             at = f" in step {self.step}" if self.step is not None else ""
             who = f": {names(self.ranks)}" if self.ranks else ""
@@ -68,7 +71,8 @@ class Diagnosis:
                 head += f", at {self.operation}" + (f" (number {self.seq})" if self.seq is not None else "")
         lines = [head, *(f"  - {line}" for line in self.evidence)]
         lines += [f"What to do: {self.fix}"] if self.fix else []
-        return "\n".join(lines + [f"Not read: {line}" for line in self.lost])
+        lines += [f"Not read: {line}" for line in self.lost]
+        return "\n".join(lines + [f"Note: {line}" for line in self.notes])
 
 
 def why(folder: str | Path) -> Diagnosis:
@@ -76,15 +80,23 @@ def why(folder: str | Path) -> Diagnosis:
 
     Flight recorder dumps, logs, stacks, crash reports and profiler traces of any ranks, in any layout; other files are
     left alone. Never raises for a file's content. FileNotFoundError or NotADirectoryError where there is no such
-    folder.
+    folder, OSError where it cannot be read.
     """
+    if not os.fspath(folder):
+        raise FileNotFoundError("the path is empty; name the folder that holds what the job left")
     remains = read_remains(Path(folder))
     groups = groups_of(remains.recorders, remains.logs)
     # Without any flight recorder, the logs alone: a group of which nobody's calls are known.
     finding, group = _find(groups or [Group("", "", tuple(sorted(remains.logs)), {})], remains)
-    lost = tuple(remains.lost)
+    traces = Traces()
+    if finding is None and remains.traces:
+        traces = read_traces(remains.traces, remains.lost)
+        finding = traces.finding
+    lost, read = tuple(remains.lost), remains.files + traces.ranks
     if finding is None:
-        return Diagnosis(None, evidence=_nothing(groups, remains), lost=lost, read=remains.files)
+        return Diagnosis(
+            None, evidence=_nothing(groups, remains, traces.ranks), lost=lost, notes=traces.notes, read=read
+        )
     call, rank = finding.call, finding.ranks[0] if finding.ranks else None
     log = remains.logs.get(rank, RankLog()) if rank is not None else RankLog()
     mine = group.calls.get(rank, {}).get(call.seq) if group and call else None
@@ -101,7 +113,8 @@ def why(folder: str | Path) -> Diagnosis:
         finding.evidence,
         FIXES[finding.kind],
         lost,
-        remains.files,
+        traces.notes,
+        read,
     )
 
 
@@ -122,7 +135,7 @@ def _find(groups: list[Group], remains: Remains) -> tuple[Finding | None, Group 
             line += f"{share:.0%} of the {late.span_s:.2f} s on record"
             first = f"most of it at {late.call}" + (f" in {late.call.place}" if late.call.place else "")
             return Finding("slow_rank", (late.rank,), late.call, (line, first)), group
-    return straggler(remains.traces, remains.lost) if remains.traces else None, None
+    return None, None
 
 
 def _named_by_ddp(group: Group, logs: Mapping[int, RankLog]) -> Finding | None:
@@ -243,20 +256,30 @@ def _place(log: RankLog) -> str | None:
     return at.place if at else None
 
 
-def _nothing(groups: list[Group], remains: Remains) -> tuple[str, ...]:
-    if not groups and not remains.logs and not remains.traces:
-        return ("the folder holds no flight recorder, log, stack or trace that could be read: nothing can be told",)
+def _nothing(groups: list[Group], remains: Remains, traces: int) -> tuple[str, ...]:
+    """Why nobody is accused: nothing was there, nothing could be read, or what was read is in order."""
     lines = []
     if groups:
         ranks = sorted({rank for group in groups for rank in group.calls})
         number = sum(len(calls) for group in groups for calls in group.calls.values())
         lines.append(f"{number} collectives of {names(ranks)}: the sequences agree, and nobody was late for long")
+    elif remains.recorders:
+        lines.append(f"the flight recorders of {names(sorted(remains.recorders))} hold no collective")
     if remains.logs:
-        lines.append(f"logs of {names(sorted(remains.logs))}: no error")
         failed = {rank: log.error for rank, log in remains.logs.items() if log.error}
-        if failed:
-            lines[-1:] = [f"rank {rank}: {error}, and nothing says why" for rank, error in sorted(failed.items())]
-    if remains.traces:
-        number = f"{len(remains.traces)} traces" if len(remains.traces) > 1 else "1 trace"
-        lines.append(f"{number}: no rank for which others waited long; `ddplab trace` says where the time went")
+        said = [f"rank {rank}: {error}, and nothing says why" for rank, error in sorted(failed.items())]
+        lines += said or [f"logs of {names(sorted(remains.logs))}: no error"]
+    if traces > 1:
+        lines.append(f"{traces} traces: no rank for which others waited long; `ddplab trace` says where the time went")
+    elif traces:
+        lines.append("1 trace: alone it cannot tell who came late; `ddplab trace` says where its time went")
+    if not lines and remains.silent:
+        listed = ", ".join(remains.silent[:3]) + (" ..." if len(remains.silent) > 3 else "")
+        lines.append(
+            f"no line of {listed} says of which rank it is; name the file rank_3.log, say, or use torchrun's -r 3"
+        )
+    if not lines and not remains.lost:
+        lines.append("the folder holds no flight recorder, log, stack or trace: nothing can be told")
+    elif not lines:
+        lines.append("none of what the job left could be read: get these files whole and readable, and ask again")
     return tuple(lines)

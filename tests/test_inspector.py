@@ -9,7 +9,7 @@ import random
 
 import pandas as pd
 import pytest
-from damage import for_seeds
+from damage import for_seeds, mangled_bytes
 
 from ddplab.inspector import COLUMNS, InspectorError, _Reader, is_inspector, read_inspector
 
@@ -182,24 +182,9 @@ def test_mangled(tmp_path):
     """Cut, flip, drop, repeat, and swap values: a table or an InspectorError, nothing else."""
 
     def check(seed):
-        rng, data = random.Random(seed), bytearray(LINES)
-        values = [b"null", b"-1", b"1e400", b"NaN", b'"x"', b"{}", b"[]", b"9" * 30, b"9" * 5000, b"true"]
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(data) + 1)
-            kind = rng.randrange(5)
-            if kind == 0:
-                del data[at:]
-            elif kind == 1 and at < len(data):
-                data[at] = rng.randrange(256)
-            elif kind == 2:
-                del data[at : at + rng.randint(1, 30)]
-            elif kind == 3:
-                data[at:at] = data[at : at + rng.randint(1, 60)]
-            elif kind == 4 and (colon := data.find(b":", at)) >= 0:
-                end = min(e for e in (data.find(b",", colon), data.find(b"}", colon), len(data)) if e >= 0)
-                data[colon + 1 : end] = rng.choice(values)
+        data = mangled_bytes(random.Random(seed), LINES)
         path = tmp_path / "x.log"
-        path.write_bytes(bytes(data))
+        path.write_bytes(data)
         reader = _Reader(path)
         rows = list(reader.rows())
         assert len(rows) <= 6 and all(row["message_B"] >= 0 and row["time_us"] >= 0 for row in rows)
@@ -211,5 +196,6 @@ def test_mangled(tmp_path):
                 assert not rows and len(str(problem)) < 600
             else:
                 assert len(log.table) == len(rows) and log.collectives["count"].sum() <= len(rows)
+        return data
 
     for_seeds(check)

@@ -129,6 +129,7 @@ def test_numbers_are_read_as_c_reads_them():
         value, rest = c_strtoll(text)
         ours, left = reading.strtoll(text)
         assert (max(min(ours, 2**63 - 1), -(2**63)), left) == (value, rest)
+        return seed
 
     for_seeds(check)
 

@@ -197,7 +197,7 @@ def test_what_is_no_result():
         parse_nccl_tests("results.txt")
 
 
-def read_or_refuse(text: str) -> None:
+def read_or_refuse(text: str) -> str:
     try:
         seen = parse_nccl_tests(text + "\n")
     except ValueError as error:
@@ -206,6 +206,7 @@ def read_or_refuse(text: str) -> None:
         assert len(seen.rows) and isinstance(str(seen), str)
         if len(text) % 20 == 0:
             assert len(seen.table) == len(seen.rows) and len(seen.devices) == len(seen.listed)
+    return text
 
 
 def test_mangled_text_gives_a_table_or_a_sentence():

@@ -381,9 +381,10 @@ def test_no_mangled_trace_shows_our_insides(tmp_path, monkeypatch):
                 json.loads(report.to_json())
                 str(report)
             break  # what can be read strictly is not partial
+        return text
 
     for_seeds(check)
-    assert 800 < read < 1990  # both outcomes are well met
+    assert 900 < read < 2290  # both outcomes are well met
 
 
 @pytest.mark.parametrize(

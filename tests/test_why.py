@@ -9,7 +9,8 @@ import pickle
 import random
 
 import pytest
-from damage import for_seeds
+from damage import for_seeds, mangled_bytes
+from users import ordinary_user
 
 import ddplab as dl
 from ddplab.cli import main
@@ -428,6 +429,62 @@ def test_the_command_line(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["why", str(tmp_path / "empty")]) == 1
+    assert "holds no flight recorder, log, stack or trace: nothing can be told" in capsys.readouterr().out
+
+
+def test_what_is_lost_is_named_and_alone_it_is_no_health(tmp_path, capsys):
+    """Dumps, logs, stacks that cannot be read: each with its reason, exit code 1; beside others, their verdict."""
+    lost = {
+        "comm_lib_trace_rank_0": (pickle.dumps({"version": "2.10", "entries": []}, 2)[:9], "not text, and no dump"),
+        "flight_rank_1.json": (b'{"version": "2.1', "JSON, but neither a dump"),
+        "flight_rank_2.json": (b'{"entries": [', "neither a pickle nor JSON"),
+        "flight_rank_3.json.gz": (gzip.compress(b'{"entries": []}')[:14], "packed, and neither"),
+        "rank_4.log.gz": (gzip.compress(b"step 3\n"), "or a log, which must be unpacked"),
+        "stacks_rank_5.txt": (b"\0" * 40, "not text"),
+        "comm_lib_trace_rank_6": (b"", "empty"),
+        "comm_lib_trace_rank_8": (b'"process_group": ["0", "default_pg"]}]}', "its name says dump or trace"),
+    }
+    for name, (data, _) in lost.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "rank_7.log").symlink_to("/dev/zero")
+    (tmp_path / "model_rank_0.pt").write_bytes(b"PK\x03\x04" + bytes(100))  # foreign, like the photograph
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0")
+
+    def complaints(found):
+        lines = {line.partition(": ")[0].rpartition("/")[2]: line for line in found.lost}
+        assert set(lines) == {*lost, "rank_7.log"}
+        assert all(reason in lines[name] for name, (_, reason) in lost.items())
+        assert "a link, a pipe or a device, which is not followed" in lines["rank_7.log"]
+
+    complaints(found := why(tmp_path))
+    assert found.kind is None and found.read == 0 and main(["why", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Nothing could be read, so nothing can be told.") and out.count("Not read: ") == 9
+    (tmp_path / "more").mkdir()
+    leave(tmp_path / "more", run([*STEP, STEP[0]], r0=[*STEP, ("barrier", [])]))
+    complaints(found := why(tmp_path))
+    assert found.ranks == (0,) and found.read == 4 and main(["why", str(tmp_path)]) == 0
+
+
+def test_files_that_nobody_may_read_are_named(capsys):
+    with ordinary_user() as folder:
+        found = why(folder)
+        assert found.read == 0 and main(["why", str(folder)]) == 1
+        with pytest.raises(PermissionError, match="permission denied"):
+            why(folder / "shut" / "x")
+    assert any("closed.txt: cannot be read: permission denied" in line for line in found.lost)
+    assert any("shut: cannot be read: permission denied" in line for line in found.lost)
+
+
+def test_a_text_that_names_no_rank_says_so(tmp_path):
+    (tmp_path / "train.txt").write_text("loss 0.3\nloss 0.2\n")
+    found = why(tmp_path)
+    assert found.read == 0 and "no line of train.txt says of which rank it is" in found.evidence[0]
+
+
+def test_an_empty_path_is_not_the_working_folder():
+    with pytest.raises(FileNotFoundError, match="the path is empty"):
+        why("")
 
 
 def test_mangled_files_never_raise(tmp_path):
@@ -445,33 +502,17 @@ def test_mangled_files_never_raise(tmp_path):
         dice = random.Random(seed)
         torn = dice.sample(sorted(clean), 2)
         for name in torn:
-            (tmp_path / name).write_bytes(mangled(clean[name], dice))
+            (tmp_path / name).write_bytes(mangled_bytes(dice, clean[name]))
+        what = tuple((name, (tmp_path / name).read_bytes()) for name in torn)
         found = why(tmp_path)
         assert found.kind is None or found.evidence
         json.dumps(found.to_dict())
         assert str(found)
         for name in torn:
             (tmp_path / name).write_bytes(clean[name])
+        return what
 
     for_seeds(check)
-
-
-def mangled(text, dice):
-    data = bytearray(text)
-    for _ in range(dice.randint(1, 4)):
-        at = dice.randrange(len(data)) if data else 0
-        what = dice.randrange(5)
-        if what == 0:
-            data[at : at + dice.randint(1, 40)] = dice.randbytes(dice.randint(0, 3))
-        elif what == 1 and data:
-            data[at] ^= 1 << dice.randrange(8)
-        elif what == 2:
-            data = data[:at]
-        elif what == 3:
-            data[at:at] = data[max(0, at - 30) : at]
-        else:
-            data[at:at] = dice.choice([b"null", b"-1", b"1e999", b"[]", b'"', b"{", b"99999999999999999999", b"\x00"])
-    return bytes(data)
 
 
 def test_why_is_public():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ from ddplab.remains.diverge import Finding
 if TYPE_CHECKING:
     from ddplab.trace import TraceReport
 
-_KINETO = re.compile(rb'"(traceEvents|schemaVersion|distributedInfo)"\s*:')
+# An object with a list of events, or the bare list.
+_KINETO = re.compile(rb'"(traceEvents|schemaVersion|distributedInfo)"\s*:|\A\s*\[\s*\{[^\[\]]*"ph"\s*:')
 _HEAD = 4096
 _SHARE = 0.2  # of the traced time that the others must have lost on average
 _OWN = 0.75  # of all waiting that must be for this rank
@@ -36,18 +38,39 @@ def is_trace(path: Path) -> bool:
         return False
 
 
-def straggler(paths: list[Path], lost: list[str]) -> Finding | None:
-    """The rank for which the others waited a good part of the traced time, or None. Unreadable files go to `lost`."""
-    from ddplab.trace import TraceError  # pandas, which a job without traces need not load
+@dataclass
+class Traces:
+    """What the traces say. finding: the rank for which the others waited, or None. notes: what was guessed, or odd.
 
-    try:
-        report = _read(paths, lost)
-    except TraceError as error:  # two files that claim the same rank, say
-        lost.append(str(error))
-        return None
-    if report is None:
-        return None
-    lost += report.notes
+    ranks: of how many ranks there is a trace that could be read.
+    """
+
+    finding: Finding | None = None
+    ranks: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def read_traces(paths: list[Path], lost: list[str]) -> Traces:
+    """Did the others wait for one rank a good part of the traced time? Files that cannot be read go to `lost`."""
+    from ddplab.trace import TraceError, TraceReport, read_trace  # numpy, which a job without traces need not load
+    from ddplab.trace.errors import REMEDY
+    from ddplab.trace.select import one_per_rank
+
+    traces = []
+    for path in paths:
+        try:
+            traces.append(read_trace(path))
+        except TraceError as error:
+            lost.append(str(error).replace(REMEDY, "; `ddplab trace --partial` reads what is whole"))
+    if not traces:
+        return Traces()
+    traces, notes = one_per_rank(traces)
+    report = TraceReport(traces, notes)
+    return Traces(straggler(report), len(traces), tuple(report.notes))
+
+
+def straggler(report: TraceReport) -> Finding | None:
+    """The rank for which the others waited a good part of the traced time, or None."""
     table = report.stragglers
     if table.empty or not table.caused_us.sum():
         return None
@@ -69,23 +92,6 @@ def straggler(paths: list[Path], lost: list[str]) -> Finding | None:
     if isinstance(worst.cause, str) and worst.cause:
         lines += (f"what made it late: {worst.cause}; `ddplab trace` shows the whole report",)
     return Finding("slow_rank", (rank,), None, lines)
-
-
-def _read(paths: list[Path], lost: list[str]) -> TraceReport | None:
-    """The report of all traces that can be read; None if there are fewer than two."""
-    from ddplab.trace import TraceError, analyze_trace
-
-    try:
-        return analyze_trace(paths) if len(paths) > 1 else None
-    except TraceError:
-        readable = []
-    for path in paths:
-        try:
-            analyze_trace([path])
-            readable.append(path)
-        except TraceError as error:
-            lost.append(str(error))
-    return analyze_trace(readable) if len(readable) > 1 else None
 
 
 def _chance(often: int, times: int, ranks: int) -> float:
