@@ -90,7 +90,7 @@ class LocalSteps:
 
     def finish(self) -> None:
         """After the last step: agree, unless the ranks just did. RuntimeError on every rank if another goes on."""
-        self._lockstep.finish(self.steps)
+        self._lockstep.finish(self.steps, self._agreed)
         if self._agreed != self.steps:
             self._synchronise()
 

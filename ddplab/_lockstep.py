@@ -97,13 +97,18 @@ class Lockstep:
             checksum = zlib.crc32(raw, checksum)
         return len({tuple(row) for row in self._gather([checksum])}) == 1
 
-    def finish(self, step: int) -> None:
-        """This rank has taken its last step, number `step`. RuntimeError on every rank if another goes on."""
-        table = self._gather([_FINISHED, step] + [0] * (4 + len(self._words())))
+    def finish(self, step: int, agreed: int) -> None:
+        """This rank has taken its last step, number `step`, and agreed with the others after step `agreed`.
+
+        RuntimeError on every rank if another goes on, or has other numbers: then not all of them would agree once more.
+        """
+        table = self._gather([_FINISHED, step, agreed] + [0] * (3 + len(self._words())))
         self._same_step(table)
         last = [row[1] for row in table]
         if len(set(last)) > 1:
             raise RuntimeError(f"the ranks took different numbers of steps: {_by_rank(last)}")
+        if len(set(agreed := [row[2] for row in table])) > 1:
+            raise RuntimeError(f"the ranks last agreed after different numbers of steps: {_by_rank(agreed)}")
 
     def _words(self) -> range:
         return range(0, len(self.names), _WORD)

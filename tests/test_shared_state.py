@@ -168,6 +168,12 @@ def local_resumed():
         made = local(kind, **options)
         made.load_state_dict(saved)
         found[name, "all"] = outcome(lambda m=made: go_on(m, 5))
+    made, before, after = local(dl.DiLoCo, 6), local(dl.DiLoCo), local(dl.DiLoCo)
+    before.load_state_dict(made.state_dict())
+    made.finish()
+    after.load_state_dict(made.state_dict())
+    made = after if rank else before
+    found["finished", "one rank"] = outcome(made.finish)
     return found
 
 
@@ -344,6 +350,8 @@ def test_local_training_resumed_on_one_rank_only(two):
         for name in ("PostLocalSGD", "DiLoCo"):
             said = "ValueError: the ranks' starting points differ, and a checkpoint was loaded on rank 1 of 2"
             assert found[name, "one rank"].startswith(said)
+        said = "RuntimeError: the ranks last agreed after different numbers of steps: rank 0: 5, rank 1: 6"
+        assert found["finished", "one rank"] == said
         warm = found["PostLocalSGD in its warm-up", "one rank"]
         assert warm.startswith("RuntimeError: the ranks are out of step: rank 0 is in step 1, rank 1 is in step 4")
         assert "a checkpoint was loaded on rank 1 of 2" in warm

@@ -154,13 +154,13 @@ class HookState(Passage):
     def hear(self, flag: int, bucket: dist.GradBucket) -> None:
         """Some rank's flag is not -1: raise for whatever is wrong, on every rank. All of them call it, in `exchange`;
         a small all-gather, for a method whose payload has no room for flags."""
-        mine = torch.tensor([flag], dtype=torch.int64, device=bucket.buffer().device)
+        sent, mine = self.wire.bytes, torch.tensor([flag], dtype=torch.int64, device=bucket.buffer().device)
         flags = self.wire.all_gather(mine).view(-1).tolist()
         self.check(flags, bucket)
         if _LOADED in flags:
             shared = {f"{type(self).__name__}'s {name}": value for name, value in self.shared().items()}
             require_agreement(self.wire, shared, AFTER_LOADING)
-            self._loaded = False
+            self._loaded, self.wire.bytes = False, sent  # a resumed run counts what an uninterrupted one does
 
     def check(self, flags: Sequence[int] | torch.Tensor, bucket: dist.GradBucket) -> None:
         """Raise NonFiniteGradient if a rank's flag says so. Call it with all ranks' flags, in `exchange`, so that every
