@@ -122,14 +122,18 @@ def wanted(rule: dict[str, Any]) -> str:
     else:
         words = {"at_least": "at least", "at_most": "at most"}
         text = " and ".join(f"{words[key]} {in_words(rule[key])}" for key in words if key in rule)
-    return f"{text} {rule['unit']}" if "unit" in rule else text
+    return text + _unit(rule)
 
 
 def outcome(name: str, rule: dict[str, Any], value: Any) -> tuple[str, str, str]:
     """What was measured, the value, and what else would have done: ("ring takes", "649.7 µs", " (650 ± 0.5 µs)")."""
     exact = "expected" in rule and not {"tolerance", "rtol"} & rule.keys()
-    shown = in_words(value) + (f" {rule['unit']}" if "unit" in rule else "")
-    return name.replace("_", " "), shown, "" if exact else f" ({wanted(rule)})"
+    return name.replace("_", " "), in_words(value) + _unit(rule), "" if exact else f" ({wanted(rule)})"
+
+
+def _unit(rule: dict[str, Any]) -> str:
+    unit = rule.get("unit", "")
+    return unit if unit in ("", "%") else f" {unit}"
 
 
 def in_words(value: Any, exact: bool = False) -> str:

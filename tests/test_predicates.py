@@ -74,6 +74,7 @@ FITS = [
     ({"expected": 2}, 2.0, "2", ""),
     ({"expected": 4.0, "tolerance": 0.01, "unit": "s"}, 4.009, "4.009 s", " (4 ± 0.01 s)"),
     ({"expected": 200, "rtol": 0.05}, 209, "209", " (200 ± 5%)"),
+    ({"expected": 86, "tolerance": 0.5, "unit": "%"}, 85.71, "85.71%", " (86 ± 0.5%)"),
     ({"at_least": 1.65}, np.float32(1.75), "1.75", " (at least 1.65)"),
     ({"at_least": 1, "at_most": 2, "unit": "MB"}, 2, "2 MB", " (at least 1 and at most 2 MB)"),
     ({"expected": True}, np.bool_(True), "true", ""),
@@ -116,9 +117,7 @@ def test_a_cell_shows_what_it_measured(tmp_path, monkeypatch, capsys):
     (tmp_path / "book/deep").mkdir()
     monkeypatch.chdir(tmp_path / "book/deep")  # the ledger is found above
     assert dl.claim("C1", ratio=np.float64(1.7), owner_of_GPU0=2) is None
-    said = (
-        "Claim C1, verdict: false. Measured, as expected: owner of GPU0 = 2; ratio = 1.7 x (at least 1.65 x)"
-    )
+    said = "Claim C1, verdict: false. Measured, as expected: owner of GPU0 = 2; ratio = 1.7 x (at least 1.65 x)"
     assert capsys.readouterr().out == said + "\n"
 
 
