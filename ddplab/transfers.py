@@ -126,11 +126,11 @@ class Schedule:
         """
         return symbolic.states(self)
 
-    def figure(self) -> Any:
-        """A stepper that the reader drives, in a live notebook and on a static page."""
+    def figure(self, **options: Any) -> Any:
+        """A stepper that the reader drives, live and on a static page; options: `step`, `nbytes`, `caption`."""
         from ddplab.figures import figure_of
 
-        return figure_of(self)
+        return figure_of(self, **options)
 
     def _key(self) -> tuple:
         return (self.name, self.ranks, self.chunks, *(getattr(self, c).tobytes() for c in Transfer._fields))
