@@ -58,7 +58,7 @@ PREDICTED = [
     ("none", 100, MANY, 1),
     ("onebit", 25, MANY, 1),
 ]
-BATCH, GAIN = 8, 1.7
+BATCH, GAIN, PASSES = 8, 1.7, 3
 
 
 def record_profile() -> None:
@@ -98,9 +98,9 @@ def calibrated(profile: dl.Profile, todo: list[tuple], links: dict[int, dl.Link]
         caps = tuple(cap for name, cap, n, _ in todo if (name, n) == (method, ranks))
         if method == "hierarchical":
             with dl.Hosts(ranks // each, link=links[ranks], ranks_per_host=each) as hosts:
-                one = calibrate_stages(hierarchical, profile, ranks, hosts, method, caps, realtime=True)
+                one = calibrate_stages(hierarchical, profile, ranks, hosts, method, caps, PASSES, realtime=True)
         elif method not in HOOKS:
-            one = calibrate_stages(getattr(dl, method), profile, ranks, None, method, caps, realtime=True)
+            one = calibrate_stages(getattr(dl, method), profile, ranks, None, method, caps, PASSES, realtime=True)
         else:
             continue
         found[method, ranks] = one
