@@ -4,9 +4,9 @@ if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
 // Numbers stand right, words left: pandas does not say which column holds which.
 addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
-    const rows = [...table.tBodies[0].rows].map(row => [...row.cells].filter(cell => cell.tagName === "TD"));
+    const rows = [...(table.tBodies[0]?.rows ?? [])].map(row => [...row.cells].filter(cell => cell.tagName === "TD"));
     for (let back = 1; back <= (rows[0]?.length ?? 0); back++) {  // from the right: on the left stand names of rows
-      const column = rows.map(cells => cells.at(-back)), full = column.filter(cell => cell.textContent.trim());
+      const column = rows.map(cells => cells.at(-back)).filter(cell => cell), full = column.filter(cell => cell.textContent.trim());
       if (!full.some(cell => /^[a-z]{4}/i.test(cell.textContent) && !/^(none|true|false)$/i.test(cell.textContent))) continue;
       for (const row of table.tHead?.rows ?? []) if (![...row.cells].some(cell => cell.colSpan > 1)) column.push(row.cells[row.cells.length - back]);
       for (const cell of column) cell?.classList.add("words");
