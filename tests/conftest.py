@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return not needs_the_book(file), not takes_a_browser(file)
 
         items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """What a test gives to ranks travels by value: no rank has to import pytest, a quarter of a second, to find it."""
+    import cloudpickle
+
+    for module in list(sys.modules.values()):
+        if (getattr(module, "__file__", None) or "").startswith(f"{ROOT}/tests/"):
+            cloudpickle.register_pickle_by_value(module)
 
 
 @pytest.hookimpl(optionalhook=True)
