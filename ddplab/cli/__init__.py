@@ -36,7 +36,7 @@ COMMANDS = {
     "nccl": "NCCL: its environment checked, its logs read, its cost model, sweeps",
     "links": "watch the traffic of links, read dcgmi and nvidia-smi texts, judge",
     "why": "why a job hung, died or crawled, from what it left in a folder",
-    "labs": "list the labs, or copy their exercise versions to a folder",
+    "labs": "list the labs, copy their exercise versions, or run their cores",
     "book": "execute the notebooks and build the book, or open it",
 }
 
