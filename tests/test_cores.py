@@ -104,7 +104,7 @@ def test_another_number_than_torchruns_is_refused(capsys, monkeypatch):
 
 def test_on_one_machine_without_torchrun(capsys):
     """Three ranks: nothing divides anything."""
-    assert main(["labs", "run", "--ranks", "3", "02", "05", "09"]) == 0, capsys.readouterr()
+    assert main(["labs", "run", "--ranks", "3", "02", "09"]) == 0, capsys.readouterr()
     out = capsys.readouterr().out
     assert out.startswith("# 3 ranks on 1 machine, gloo on cpu\n") and "\nOK: " in out
 
@@ -176,8 +176,8 @@ def test_all_cores_on_two_machines_of_four_ranks_under_torchrun(batch, tmp_path)
     assert lines[0] == "# 8 ranks on 2 machines (4 + 4), gloo on cpu"
     assert {line.split()[0] for line in lines[1:-1]} == CORES.keys()
     assert re.fullmatch(r"OK: \d\d checks of 11 labs, \d+ s", lines[-1])
-    assert re.search(r"^09  ranks of each machine +\[4, 4\] +\[4, 4\]  ok$", "\n".join(lines), re.M)
-    assert re.search(r"^08  the rank at fault +\(7,\) +\(7,\)  ok$", "\n".join(lines), re.M)
+    assert re.search(r"^09  ranks of each machine +4 \+ 4 +4 \+ 4  ok$", "\n".join(lines), re.M)
+    assert re.search(r"^08  the rank at fault +7 +7  ok$", "\n".join(lines), re.M)
     assert min(sent) > 100e6, "the kernel's own count: it really went over the link"
 
 

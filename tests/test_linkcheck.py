@@ -2,6 +2,7 @@
 
 import http.server
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -84,7 +85,9 @@ def test_names_that_do_not_exist_are_dead():
     assert _link(answer) == Link("a.md", 1, "https://x.invalid", "dead", info)
 
 
-def test_a_book_that_sphinx_cannot_read(tmp_path, capsys):
+def test_a_book_that_sphinx_cannot_read(tmp_path, capsys, monkeypatch):
     (tmp_path / "_config.yml").write_text("title: small\n")
+    ended = subprocess.CompletedProcess([], 1, "", "no table of contents")
+    monkeypatch.setattr("ddplab.linkcheck.subprocess.run", lambda *args, **options: ended)
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: the links were not checked:\n")
+    assert capsys.readouterr().err == "error: the links were not checked:\nno table of contents\n"

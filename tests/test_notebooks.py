@@ -113,6 +113,15 @@ def test_every_failure_names_its_notebook_and_cell(run, name, where, what):
     assert not (run.root / "_build/executed" / f"{name}.ipynb").exists(), "a failed notebook is not an executed one"
 
 
+def test_the_report_puts_what_failed_first(run):
+    text = (run.root / "_build/report.md").read_text("utf8")
+    assert text.startswith(f"# {len(run.failed)} of {len(run.failed) + 1} notebooks failed\n")
+    for name, error in run.failed.items():
+        where, what = error.splitlines()[0].split(": ", 1)
+        assert f"**{name}.ipynb, {where}**: `{what[:60]}" in text
+    assert "| good.ipynb |" in text and text.index("**divides.ipynb") < text.index("| good.ipynb |")
+
+
 def test_a_failure_keeps_its_traceback(run):
     assert "1 / 0" in run.failed["divides"] or "1/0" in run.failed["divides"]
     saved = nbformat.read(run.root / "_build/failed/divides.ipynb", 4)

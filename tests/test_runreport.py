@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddplab.notebooks import Result, execute_all
+from ddplab.notebooks import Result
 from ddplab.runreport import report, write_report
 
 ERROR = (
@@ -47,15 +47,3 @@ def test_a_good_run(tmp_path):
     text = path.read_text("utf8")
     assert text.startswith("# 1 notebooks: none failed\n") and "parameters: the defaults." in text
     assert [p.name for p in path.parent.iterdir()] == ["report.md"]
-
-
-def test_the_run_writes_it(tmp_path, notebook_file):
-    notebook_file(tmp_path / "one.ipynb", [("parameters", "STEPS = 1"), "def f():\n    1 / 0\nf()"])
-    (tmp_path / "_toc.yml").write_text("root: one\n")
-    (tmp_path / "_config.yml").write_text("title: small\n")
-    execute_all(tmp_path, {"STEPS": "2"}, 60, say=lambda line: None, at_once=2)
-    text = (tmp_path / "_build/report.md").read_text("utf8")
-    assert text.startswith(
-        "# 1 of 1 notebooks failed\n\n**one.ipynb, cell 2**: `ZeroDivisionError: division by zero`\n"
-    )
-    assert "1 / 0" in text and "parameters: STEPS=2." in text

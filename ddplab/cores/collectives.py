@@ -148,8 +148,9 @@ def hierarchical(job: Job) -> list[Row]:
     k, size = len(hosts), 4 * NUMEL
     rows = []
     if several:
-        found, said = seen[0]["hosts"], [seen[host[0]]["local"] for host in seen[0]["hosts"]]
-        rows.append(equal("ranks of each machine", [len(host) for host in found], said))
+        found = seen[0]["hosts"]
+        sizes, said = ([str(n) for n in each] for each in (map(len, found), (seen[h[0]]["local"] for h in found)))
+        rows.append(equal("ranks of each machine", " + ".join(sizes), " + ".join(said)))
     rows.append(equal("wrong elements", sum(one["wrong"] for one in seen), 0))
     even = len({len(host) for host in hosts}) == 1
     across, share = sum(one["across"] for one in seen) / k, 2 * (k - 1) / k * size

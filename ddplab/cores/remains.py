@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ def _kept(work: Callable[[Path], Any]) -> Files:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _words(ranks: Iterable[int]) -> str:
+    return " ".join(map(str, ranks))
+
+
 def _unpacked(files: list[Files], read: Callable[[Path], Any]) -> Any:
     """On rank 0: all ranks' files in one folder, and what `read` says of it."""
     with tempfile.TemporaryDirectory(prefix="ddplab-core-") as folder:
@@ -56,7 +60,7 @@ def profiler_traces(job: Job) -> list[Row]:
     """A trace of every rank, read together: who is there, and what went through the all-reduces."""
     ranks, seen_B, exposed = job.first(_unpacked, job.launch(_kept, _record), _read_traces)
     return [
-        equal("ranks in the traces", ranks, list(range(job.ranks))),
+        equal("ranks in the traces", _words(ranks), _words(range(job.ranks))),
         equal(f"bytes all-reduced in {STEPS} steps", seen_B, STEPS * 4 * PARAMETERS),
         Row("exposed communication, the most", f"{exposed:.0f}% of a step"),
     ]
@@ -137,7 +141,7 @@ def hang(job: Job) -> list[Row]:
     kind, ranks, operation, step = job.first(_unpacked, job.launch(_kept, _Broken(culprit, job.ranks)), _judge)
     return [
         equal("what happened", kind, FAULT),
-        equal("the rank at fault", ranks, (culprit,)),
+        equal("the rank at fault", _words(ranks), _words([culprit])),
         equal("where", f"{operation}, step {step}", f"all_reduce, step {STEP}"),
     ]
 

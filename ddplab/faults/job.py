@@ -43,7 +43,9 @@ class Job:
 
     def __init__(self, plan: Plan, box: BlackBox):
         self.plan, self.box, self.rank, self.step = plan, box, dist.get_rank(), -1
-        self.group = dist.new_group(timeout=timedelta(seconds=plan.limit_s), group_desc="training")
+        # gloo, also in a job on NCCL: there a timeout would end the process
+        limit = timedelta(seconds=plan.limit_s)
+        self.group = dist.new_group(timeout=limit, backend="gloo", group_desc="training")
         if hasattr(c10d, "FlightRecorderHook"):  # torch 2.14: it notes who is in the group, which gloo leaves out
             c10d.FlightRecorderHook.attach(self.group).remove()
         torch.manual_seed(0)
