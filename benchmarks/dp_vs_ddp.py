@@ -30,7 +30,7 @@ def main() -> None:
     print("; ".join(f"{key} {value}" for key, value in provenance().items()))
     print(table.to_string(index=False, float_format="{:.3f}".format))
     if args.save:
-        save_results(args.save, table, link="1gbit")
+        save_results(args.save, table, link="1gbit", script="benchmarks/dp_vs_ddp.py --save FILE")
 
 
 def traffic(numbers: list[int], runs: int) -> pd.DataFrame:

@@ -80,7 +80,7 @@ def main() -> None:
     print(frame.round({"ring_B": 0, "wire_B": 0, "kernel_B": 0, "of_fp32": 4, "kernel_over_wire": 4}).to_string())
     if args.record:
         about = dict(model="resnet18", ranks=4, steps=args.steps, kind="counted by the kernel, mean of the ranks")
-        dl.save_results(RESULT, frame, **about)
+        dl.save_results(RESULT, frame, **about, script="benchmarks/hook_wire_bytes.py --record")
 
 
 if __name__ == "__main__":

@@ -156,7 +156,8 @@ def main() -> None:
     if {"ddp 200 MB", "ddp 800 MB"} <= set(times.index):
         print(f"ours, 800 MB over 200 MB: {times['ddp 800 MB'] / times['ddp 200 MB']:.2f}")
     if args.record:
-        save_results(ROOT / "labs" / "results" / "trace_vs_hta.json", table, hta="HolisticTraceAnalysis 0.5.0")
+        about = {"hta": "HolisticTraceAnalysis 0.5.0", "script": "benchmarks/trace_vs_hta.py PYTHON --record"}
+        save_results(ROOT / "labs" / "results" / "trace_vs_hta.json", table, **about)
 
 
 if __name__ == "__main__":

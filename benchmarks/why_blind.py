@@ -69,7 +69,8 @@ def main() -> int:
     frame = pd.DataFrame(rows)
     print("\n", pd.crosstab(frame.drawn, frame.said).to_string(), sep="")
     if args.save:
-        save_results(args.save, frame, what=f"drawn jobs of {args.ranks} ranks on gloo, seed {args.seed}")
+        what = f"drawn jobs of {args.ranks} ranks on gloo, seed {args.seed}"
+        save_results(args.save, frame, what=what, script=f"benchmarks/why_blind.py --save {args.save}")
     return verdict(frame)
 
 

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
+from conftest import ROOT
+
 from ddplab.results import load_results, save_results
 
 
@@ -36,3 +38,13 @@ def test_another_file_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match="no recorded result"):
         load_results(tmp_path / "x.json")
+
+
+def test_every_recorded_result_names_machine_versions_date_and_a_command_that_exists():
+    files = sorted((ROOT / "labs/results").glob("*.json"))
+    assert len(files) > 10
+    for file in files:
+        about = json.loads(file.read_text("utf8"))["about"]
+        assert {"date", "machine", "versions", "script"} <= about.keys(), file.name
+        script = about["script"].split()[0]
+        assert script == "make" or (ROOT / script).exists(), f"{file.name}: {script}"
