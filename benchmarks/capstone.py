@@ -68,7 +68,14 @@ def record_profile() -> None:
     model, images, loss = resnet50_step(BATCH, 224)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     profile = dl.record(model, images, loss, optimizer, repeats=3)
-    save_profile(PROFILE, profile, model="torchvision's resnet50", batch=BATCH, threads=1)
+    save_profile(
+        PROFILE,
+        profile,
+        model="torchvision's resnet50",
+        batch=BATCH,
+        threads=1,
+        script="benchmarks/capstone.py --profile",
+    )
     print(f"{PROFILE}: {profile}")
 
 
