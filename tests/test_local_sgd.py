@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from optimizer_cases import batch, equal_everywhere, gradients, net, outcome, values
 from torch import nn
 
 from ddplab.hosts import Hosts, hosts_problem, link_bytes
@@ -17,47 +18,14 @@ from ddplab.local_sgd import DiLoCo, PostLocalSGD
 RANKS = 3
 
 
-def net(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).to(dtype)
-
-
-def batch(step: int, rank: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(4, 5, generator=made).to(dtype), torch.randn(4, 2, generator=made).to(dtype)
-
-
 def train(local, steps, start=0):
     """The local steps `start` to `start + steps`; what `step()` said in each."""
     said = []
     for k in range(start, start + steps):
-        x, y = batch(k, dist.get_rank(), next(local.module.parameters()).dtype)
-        nn.functional.mse_loss(local.module(x), y).backward()
+        gradients(local.module, k, dist.get_rank())
         said.append(local.step())
         local.zero_grad()
     return said
-
-
-def values(module: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-
-
-def everyone(t: torch.Tensor) -> list[torch.Tensor]:
-    rows: list = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, t)
-    return rows
-
-
-def equal_everywhere(module: nn.Module) -> bool:
-    rows = everyone(values(module))
-    return all(torch.equal(rows[0], row) for row in rows)
-
-
-def outcome(call) -> str:
-    try:
-        return repr(call())
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def alone(steps, every, warmup=0, outer=None, lr=0.1, ranks=RANKS):
@@ -67,9 +35,7 @@ def alone(steps, every, warmup=0, outer=None, lr=0.1, ranks=RANKS):
     rule = torch.optim.SGD(common, **outer) if outer else None
     for k in range(steps):
         for rank, model in enumerate(models):
-            model.zero_grad()
-            x, y = batch(k, rank)
-            nn.functional.mse_loss(model(x), y).backward()
+            gradients(model, k, rank)
         grads = [[p.grad for p in model.parameters()] for model in models]
         if k < warmup:
             mean = [sum(g) / ranks for g in zip(*grads, strict=True)]
@@ -106,9 +72,9 @@ def against_closed_forms():
         module = net(seed=dist.get_rank())  # every rank starts elsewhere; rank 0's is the one that counts
         local = make(module, torch.optim.SGD(module.parameters(), lr=0.1))
         said = train(local, 8 if name != "diloco" else 9)
-        same = equal_everywhere(module)
+        same = equal_everywhere(*module.parameters())
         local.finish()
-        found[name] = said, same, equal_everywhere(module), values(module)
+        found[name] = said, same, equal_everywhere(*module.parameters()), values(module)
     return found
 
 
@@ -119,9 +85,7 @@ def against_ddp():
     ddp = DistributedDataParallel(net())
     sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for k in range(5):
-        x, y = batch(k, dist.get_rank())
-        sgd.zero_grad()
-        nn.functional.mse_loss(ddp(x), y).backward()
+        gradients(ddp, k, dist.get_rank())
         sgd.step()
     found = {"ddp": values(ddp.module)}
     for name, options in {"post": {}, "warmup": {"warmup": 5}}.items():
@@ -196,10 +160,9 @@ def odd_models():
             module = Odd()
             local = make(module, torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1), how)
             train(local, 4)
-            means = everyone(module.norm.running_mean.clone())
             found[how, type(local).__name__] = (
-                all(torch.equal(means[0], m) for m in means),
-                equal_everywhere(module),
+                equal_everywhere(module.norm.running_mean),
+                equal_everywhere(*module.parameters()),
                 module.never.tolist(),
                 module.frozen.tolist(),
                 module.sometimes.tolist() != [1.0, 1.0],

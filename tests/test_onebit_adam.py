@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import math
-import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
+from optimizer_cases import batch, equal_everywhere, gradients, net, outcome, values
 from torch import nn
 
 from ddplab.hosts import Hosts, hosts_problem, link_bytes
@@ -32,48 +32,10 @@ class Exact:
         return flat
 
 
-def net(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).to(dtype)
-
-
-def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(4, 5, generator=made), torch.randn(4, 2, generator=made)
-
-
-def gradients(model: nn.Module, step: int, rank: int) -> None:
-    """This rank's gradients in `model`."""
-    x, y = batch(step, rank)
-    model.zero_grad()
-    nn.functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y).backward()
-
-
 def train(model, optimizer, steps, start=0):
     for k in range(start, start + steps):
         gradients(model, k, dist.get_rank())
         optimizer.step()
-
-
-def values(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
-
-
-def equal_everywhere(*tensors: torch.Tensor) -> bool:
-    rows: list = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, list(tensors))
-    return all(torch.equal(a, b) for row in rows for a, b in zip(rows[0], row, strict=True))
-
-
-def outcome(call) -> str:
-    """What `call` gives, warns or raises."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        try:
-            said = repr(call())
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-    return "; ".join([said, *(f"{w.category.__name__}: {w.message}" for w in seen)])
 
 
 def grouped(model: nn.Module) -> list[dict]:
