@@ -31,8 +31,7 @@ const labels = boxes.map((box) => {
 });
 const form = make("form", { className: "ledger-filter" },
   make("fieldset", {}, make("legend", {}, "Show claims with the verdict"), ...labels),
-  make("fieldset", {}, make("legend", {}, "of"), make("label", {}, "chapter ", chapters), " ",
-    make("button", { type: "reset" }, "Show all claims")),
+  make("fieldset", {}, make("legend", {}, "Show claims of a chapter"), make("label", {}, "chapter", chapters), make("button", { type: "reset" }, "Show all claims")),
   status);
 
 function show() {
