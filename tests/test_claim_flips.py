@@ -42,7 +42,7 @@ def test_every_claim_cell_of_a_chapter_fails_against_a_flipped_ledger(executed, 
         for claim in CLAIMS.values()
         if claim["evidence"].get("notebook") == page
     ]
-    (tmp_path / "book/claims.yml").write_text(yaml.safe_dump(ledger), "utf8")
+    (tmp_path / "book/claims.yml").write_text(yaml.safe_dump(ledger, sort_keys=False), "utf8")
     nb = _warm.call(run, page, tmp_path / "book") if sys.platform == "linux" else run(page, tmp_path / "book")
     failed = {}
     for cell in nb.cells:
