@@ -164,7 +164,7 @@ def test_all_cores_on_two_machines_of_four_ranks_under_torchrun(batch, tmp_path)
                 pipe = subprocess.PIPE
                 options = {"stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True}
                 agents.append(hosts.popen(host, command, env={**env, **own}, **options))
-            said = [agent.communicate(timeout=240) for agent in agents]
+            said = [agent.communicate(timeout=600) for agent in agents]
         finally:
             for agent in agents:
                 if agent.poll() is None:

@@ -12,7 +12,7 @@ import numpy as np
 from ddplab._links import read_counters
 from ddplab.launch import launch
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 class Row(NamedTuple):
