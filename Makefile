@@ -1,5 +1,6 @@
 # make book            build everything, run every notebook, make the pages (QUICK=0: the full grids)
 # make test            the same set-up, then every test, in two processes (WORKERS=0: in one)
+# make exercises       every page with exercises as a notebook without the answers, into _build/exercises
 # make links           ask every site that the book links to
 # Notebook parameters: make book QUICK=0 RANKS=8 DEVICE=cuda LINK=10gbit (RANKS=auto: one a GPU)
 
@@ -14,13 +15,16 @@ WORKERS ?= $(if $(filter 0,$(QUICK)),0,2)
 NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
 
 .DELETE_ON_ERROR:
-.PHONY: book test lint links clean
+.PHONY: book test exercises lint links clean
 
 book: $(STAMP)
 	$(BIN)/python -m ddplab.notebooks . --build --timeout $(LIMIT) $(foreach name,$(NAMES),-p $(name) $($(name)))
 
 test: $(STAMP) .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) $(foreach name,$(NAMES),--given $(name)=$($(name))) $(ARGS)
+
+exercises: $(STAMP)
+	$(BIN)/python -m ddplab.exercises .
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

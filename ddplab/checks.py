@@ -94,7 +94,8 @@ def _watched(fn: Callable, phase: str, ranks: int, owners: list[int], timeout: f
     import torch
     import torch.distributed as dist
 
-    from ddplab.watch import Stuck, Watch, ledger, read, where
+    from ddplab.answers import where
+    from ddplab.watch import Stuck, Watch, ledger, read
 
     rank, device = dist.get_rank(), "cuda" if dist.get_backend() == "nccl" else "cpu"
     tensor = ledger(rank, ranks, device)
@@ -107,7 +108,7 @@ def _watched(fn: Callable, phase: str, ranks: int, owners: list[int], timeout: f
         except Stuck:
             pass
         except Exception as error:
-            report.error = where(error, fn)
+            report.error, report.blank = where(error, fn), isinstance(error, NotImplementedError)
     if device == "cuda":
         torch.cuda.synchronize()
     read_back = [read(chunk, ranks) for chunk in tensor.chunk(ranks)]
@@ -118,6 +119,8 @@ def _watched(fn: Callable, phase: str, ranks: int, owners: list[int], timeout: f
 
 def _own_error(reports: list[Report]) -> str | None:
     for report in reports:
+        if report.error and report.blank:
+            return report.error
         if report.error:
             return f"rank {report.rank}, step {max(0, len(report.sent) - 1)}: {report.error}"
     return None
@@ -245,7 +248,8 @@ def _sized(fn: Callable, sizes: tuple[int, ...], ranks: int, timeout: float) -> 
     import torch
     import torch.distributed as dist
 
-    from ddplab.watch import Stuck, Watch, where
+    from ddplab.answers import where
+    from ddplab.watch import Stuck, Watch
 
     first: tuple[int, str | None] = (sizes[-1], None)
     for size in sizes:

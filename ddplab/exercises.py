@@ -1,19 +1,24 @@
 """Exercises from solutions: the solution is the only source, and the version with the answers taken out is derived.
 
 A code cell tagged `solution` becomes a stub: signature and docstring stay, the body becomes a NotImplementedError.
+
+    python -m ddplab.exercises .       # every page with exercises, into _build/exercises; nothing is executed
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
 
 from ddplab.claims import load_claims
-from ddplab.pages import PageError, read
+from ddplab.pages import PageError, pages, read
 
 HINT = "write it, then run the cell below."
 
@@ -29,10 +34,10 @@ def stub(source: str, hint: str = HINT) -> str:
         raise PageError(f"a solution cell must be plain Python without % and ! lines: {error}") from None
     lines, edits = source.splitlines(), []
 
-    def empty(body: list[ast.stmt]) -> None:
+    def empty(body: list[ast.stmt], owner: str = "") -> None:
         for node in body:
             if isinstance(node, ast.ClassDef):
-                empty(node.body)
+                empty(node.body, f"{owner}{node.name}.")
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             first, documented = node.body[0], ast.get_docstring(node) is not None
@@ -42,7 +47,7 @@ def stub(source: str, hint: str = HINT) -> str:
             # Comments before the first statement give the answer away too.
             while not documented and (not lines[start - 1].strip() or lines[start - 1].lstrip().startswith("#")):
                 start -= 1
-            call = f"raise NotImplementedError({f'{node.name}: {hint}'!r})"
+            call = f"raise NotImplementedError({f'{owner}{node.name}: {hint}'!r})"
             edits.append((start, node.end_lineno, " " * first.col_offset + call))
 
     empty(tree.body)
@@ -97,6 +102,12 @@ def exercise(nb: nbformat.NotebookNode, claims: dict[str, dict] | None = None) -
     return nb
 
 
+def with_exercises(root: Path) -> list[Path]:
+    """The notebooks of `_toc.yml`, in its order, that have something to solve."""
+    notebooks = ((path, read(path)) for path in pages(root))
+    return [path for path, nb in notebooks if nb and any("solution" in c.metadata.get("tags", []) for c in nb.cells)]
+
+
 def write_exercises(labs: Iterable[Path], folder: Path) -> list[Path]:
     """Write the exercise version of each notebook into `folder`; returns the files. PageError names the notebook."""
     written = []
@@ -113,3 +124,25 @@ def write_exercises(labs: Iterable[Path], folder: Path) -> list[Path]:
             target.write_text(text, "utf8")
         written.append(target)
     return written
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ddplab.exercises", description=__doc__.split("\n")[0])
+    parser.add_argument("root", type=Path, help="the folder of _toc.yml")
+    root = parser.parse_args(argv).root.resolve()
+    try:
+        for page in with_exercises(root):
+            (file,) = write_exercises([page], root / "_build/exercises" / page.parent.relative_to(root))
+            print(f"  {file.relative_to(root)}")
+    except PageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for beside in ("labs/data", "labs/results"):  # what notebooks read
+        if (root / beside).is_dir():
+            shutil.copytree(root / beside, root / "_build/exercises" / beside, dirs_exist_ok=True)
+    print("Nothing was executed. The next `make exercises` writes them anew: copy _build/exercises to work in it.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

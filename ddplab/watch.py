@@ -7,17 +7,13 @@ or a result holds can be read back as "A1+B1": letter = rank, digit = chunk from
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Content = dict[tuple[int, int], int] | int  # {(rank, chunk): times}; a plain int is the size of something unreadable
 
@@ -36,6 +32,7 @@ class Report:
     dropped: str | None = None  # "send" or "receive": posted, and its handle thrown away before it was waited for
     stuck: str | None = None  # the operation that never finished
     error: str | None = None  # the reader's own exception, with its line
+    blank: bool = False  # the error is that of an exercise nobody wrote yet
     final: list[Content] = field(default_factory=list)  # content of each chunk at the end
     scaled: bool = False  # True if the final values are sums divided by the number of ranks
 
@@ -141,15 +138,3 @@ class _Work:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
-
-
-def where(error: BaseException, fn: Callable) -> str:
-    """ "line 4 of my_function: IndexError: ..." for the deepest frame of the traceback in the file of `fn`."""
-    text = f"{type(error).__name__}: {error}"
-    code = getattr(fn, "__code__", None)
-    frames = traceback.walk_tb(error.__traceback__)
-    mine = [(f, line) for f, line in frames if code and f.f_code.co_filename == code.co_filename]
-    if not mine:
-        return text
-    frame, line = mine[-1]
-    return f"line {line - frame.f_code.co_firstlineno + 1} of {frame.f_code.co_name}: {text}"

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from conftest import ROOT
 
-from ddplab.exercises import exercise, plain_markdown, stub, write_exercises
+from ddplab.exercises import exercise, main, plain_markdown, stub, with_exercises, write_exercises
 from ddplab.pages import PageError
 
 LABS = sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
@@ -47,6 +47,7 @@ def test_methods_async_and_several_functions():
     source += "def f():\n    return 3"
     text = stub(source)
     assert text.count("NotImplementedError") == 3 and "return" not in text
+    assert "'A.one: write it" in text and "'f: write it" in text
     ast.parse(text)
 
 
@@ -135,3 +136,22 @@ def test_every_lab_gives_a_valid_exercise(lab, tmp_path):
         if cell.cell_type == "code":
             ast.parse(cell.source)
     assert write_exercises([lab], tmp_path) == [file], "deriving twice is the same"
+
+
+def test_make_exercises_writes_the_pages_with_something_to_solve_and_what_they_read(tmp_path, notebook_file, capsys):
+    notebook_file(tmp_path / "labs/01_lab.ipynb", [("solution", "def f():\n    return 42")])
+    notebook_file(tmp_path / "labs/02_plain.ipynb", [("", "print(42)")])
+    (tmp_path / "labs/data").mkdir()
+    (tmp_path / "labs/data/x.txt").write_text("1")
+    (tmp_path / "_toc.yml").write_text("root: labs/01_lab\nchapters:\n  - file: labs/02_plain\n")
+    assert main([str(tmp_path)]) == 0
+    made = sorted(p.relative_to(tmp_path / "_build/exercises").as_posix() for p in (tmp_path / "_build").rglob("*.*"))
+    assert made == ["labs/01_lab.ipynb", "labs/data/x.txt"]
+    assert "labs/01_lab.ipynb" in capsys.readouterr().out
+
+
+def test_every_lab_has_at_least_two_exercises():
+    assert {lab.name for lab in LABS} <= {page.name for page in with_exercises(ROOT)}
+    for lab in LABS:
+        cells = nbformat.read(lab, 4).cells
+        assert sum("solution" in c.metadata.get("tags", []) for c in cells) >= 2, lab.name
