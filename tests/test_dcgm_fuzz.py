@@ -16,7 +16,23 @@ from ddplab.dcgm.replay import recognise
 from ddplab.dcgm.smi import read_links
 
 DATA = ROOT / "tests/data/dcgm"
-PIECES = ["  ", " ", "\t", "\n", "\r", "N/A", "-", "#", "#Entity ", "GPU 0", "9" * 400, "1e999", "nan", "\x1b[4m", "\x00"]
+PIECES = [
+    "  ",
+    " ",
+    "\t",
+    "\n",
+    "\r",
+    "N/A",
+    "-",
+    "#",
+    "#Entity ",
+    "GPU 0",
+    "9" * 400,
+    "1e999",
+    "nan",
+    "\x1b[4m",
+    "\x00",
+]
 PIECES += ["X", "é", "\ufeff", "Link 0: ", "Error", "Result: -33: ", "Legend:", "٣", "0-1", ": ", "KiB", "NV"]
 
 

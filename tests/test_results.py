@@ -7,7 +7,6 @@ import json
 import pandas as pd
 import pytest
 import torch
-
 from conftest import ROOT
 
 from ddplab.results import load_results, save_results

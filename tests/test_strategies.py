@@ -33,7 +33,7 @@ def by_name(*args: Any, **how: Any) -> dict[str, Any]:
 
 
 def test_zero_papers_numbers():
-    """Rajbhandari 2020, table 1: 7.5 billion parameters, 64 GPUs, 16 bytes each: 120 GB, 31.4, 1.88 (ours: + blocks)."""
+    """Rajbhandari 2020, figure 1: 7.5 billion parameters of 16 bytes, 64 GPUs: 120, 31.4, 1.88 GB."""
     many = by_name(7.5e9, ranks_per_host=64, param_bytes=2, grad_bytes=2, state_bytes=12, blocks=10**6)
     assert math.isclose((many["DDP"].held - many["DDP"].extra) / 1e9, 120)
     assert round((many["ZeRO-1"].held - many["ZeRO-1"].extra) / 1e9, 1) == 31.4
