@@ -21,7 +21,8 @@ INSTALLED = {
     "xdist": "pytest-xdist",
 }
 # come with a requirement that is built on them
-IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen"}
+IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen", "IPython"}
+IMPLIED |= {file.stem for file in (ROOT / "book/_ext").glob("*.py")}  # the book's own extensions
 
 
 def test_style():
