@@ -130,7 +130,7 @@ def test_a_claim_box_leads_to_the_cell_that_asserts_it(watch):
     page = watch("file").open("book/ring.html")
     page.click("#box-c21 .claim-evidence a")
     page.wait_for_function("location.hash === '#claim-c21'")
-    assert "assert" in page.evaluate("document.querySelector('#claim-c21').textContent")
+    assert "dl.claim(" in page.evaluate("document.querySelector('#claim-c21').textContent")
 
 
 def test_exercises_are_offered_without_their_answers(html):

@@ -19,9 +19,10 @@ INSTALLED = {
     "myst_nb": "myst-nb",
     "pynvml": "nvidia-ml-py",
     "xdist": "pytest-xdist",
+    "IPython": "ipython",
 }
 # come with a requirement that is built on them
-IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen", "IPython"}
+IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen"}
 IMPLIED |= {file.stem for file in (ROOT / "book/_ext").glob("*.py")}  # the book's own extensions
 
 
