@@ -9,13 +9,14 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from numbers import Number
+from numbers import Integral, Number, Real
 from typing import Any
 
 from ddplab._arguments import instance, shown
 from ddplab.checks import CheckError
 
 LIMIT_S = 10.0
+_NUMBERS = {float: Real, int: Integral}  # bool is both, and neither is meant
 _ZERO = 1e-12  # absolute: what is left where numbers cancel
 
 
@@ -45,11 +46,12 @@ def check_answers(
     print(f"{_name(fn)}: right in {count} cases.")
 
 
-def ask(fn: Callable, *arguments: Any, kind: type | tuple[type, ...] | None = None, limit_s: float = LIMIT_S) -> Any:
+def ask(fn: Callable, *arguments: Any, kind: type | tuple[type, ...] = object, limit_s: float = LIMIT_S) -> Any:
     """`fn(*arguments)`, on copies of the arguments.
 
     Raises CheckError with the line of the reader's code that raised, after `limit_s` seconds of an endless loop (in
-    a main thread, where it can be stopped), and where the answer is not of `kind`.
+    a main thread, where it can be stopped), and where the answer is not of `kind`; float stands for any number, numpy's
+    too, and int for any whole one.
     """
     given = ", ".join(map(_short, arguments))
     try:
@@ -66,9 +68,11 @@ def ask(fn: Callable, *arguments: Any, kind: type | tuple[type, ...] | None = No
         raise CheckError(str(error)) from None
     except Exception as error:
         raise CheckError(f"{where(error, fn)}. That was {_name(fn)}({given}).") from None
-    if kind is not None and not isinstance(answer, kind):
+    number = kind in (float, int)
+    fits = isinstance(answer, _NUMBERS[kind]) and not isinstance(answer, bool) if number else isinstance(answer, kind)
+    if not fits:
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join(k.__name__ for k in kinds)
+        wanted = {float: "a number", int: "a whole number"}[kind] if number else " or ".join(k.__name__ for k in kinds)
         raise CheckError(f"{_name(fn)}({given}) returned {_came(answer)}; expected: {wanted}.")
     return answer
 
