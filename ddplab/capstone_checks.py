@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from ddplab.answers import ask
 from ddplab.checks import CheckError
 from ddplab.headline import Headline, headline, three_runs
 
@@ -41,7 +42,7 @@ def check_implied(fn: Callable[..., Mapping[str, float]], rounds: int = 200, see
         h = headline(before, after, (compute + before) / (compute + after), values, ranks)
         if i == 0:
             h = headline()
-        found = fn(h.before_s, h.after_s, h.speedup, h.nbytes, h.ranks)
+        found = ask(fn, h.before_s, h.after_s, h.speedup, h.nbytes, h.ranks)
         if not isinstance(found, Mapping) or set(found) != {"compute_s", "busbw_Bps", "bits", "efficiency"}:
             raise CheckError(f"{fn.__name__} returns a dictionary with compute_s, busbw_Bps, bits and efficiency.")
         given = f"{h.before_s * 1e3:.4g} -> {h.after_s * 1e3:.4g} ms, {h.speedup:.4g} times faster"
@@ -123,7 +124,7 @@ def check_three_runs(fn: Callable[[float, float, float], Sequence[float]], round
         steps = compute, compute + communication - hidden, compute + communication / 2 - hidden
         runs = three_runs(*steps)
         try:
-            total, beside = fn(*steps)
+            total, beside = ask(fn, *steps)
         except (TypeError, ValueError):
             raise CheckError(f"{fn.__name__} returns two numbers: communication and the hidden part of it.") from None
         given = f"nothing {steps[0] * 1e3:.1f}, fp32 {steps[1] * 1e3:.1f}, fp16 {steps[2] * 1e3:.1f} ms"

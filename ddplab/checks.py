@@ -79,8 +79,9 @@ def _run(ranks: int, timeout: float, worker: Callable, fn: Callable, *args: Any)
     try:
         return launch(worker, fn, *args, ranks=ranks, timeout=limit)
     except RankError as error:
-        if error.rank is None:
-            raise CheckError(f"{fn.__name__} did not come back within {limit:g} s: an endless loop?") from error
+        if error.rank is None or "no answer within" in str(error):
+            who = f" on rank {error.rank}" if error.rank is not None else ""
+            raise CheckError(f"{fn.__name__} did not come back{who} within {limit:g} s: an endless loop?") from None
         if "died without a word" not in str(error):  # not the reader's doing: their exceptions are caught in the rank
             raise
         raise CheckError(

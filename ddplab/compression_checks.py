@@ -7,6 +7,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ddplab._arguments import instance, shown
+from ddplab.answers import ask, where
 from ddplab.checks import CheckError
 from ddplab.schedule import ring
 
@@ -55,7 +56,12 @@ def _step(fn: Callable, gradient: torch.Tensor, residual: torch.Tensor, when: st
     import torch
 
     kept = gradient.clone(), residual.clone()
-    answer = fn(gradient, residual)
+    try:
+        answer = fn(gradient, residual)
+    except NotImplementedError as error:
+        raise CheckError(str(error)) from None
+    except Exception as error:
+        raise CheckError(f"{when}: {where(error, fn)}.") from None
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise CheckError(f"return three things, (bits, scale, residual), not {shown(answer)}.")
     bits, scale, new = answer
@@ -104,7 +110,7 @@ def check_routing_bytes(fn: Callable[[str, int, int], float]) -> None:
     for route in ROUTES:
         for ranks in (2, 4, 8, 64):
             values = 64 * ranks * 100
-            answer, right = fn(route, ranks, values), sum(_messages(route, ranks, values))
+            answer, right = ask(fn, route, ranks, values), sum(_messages(route, ranks, values))
             if not isinstance(answer, Real) or isinstance(answer, bool) or not abs(answer - right) <= 1e-9 * right:
                 said = f"{answer:,}" if isinstance(answer, Real) else shown(answer)
                 raise CheckError(

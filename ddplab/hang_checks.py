@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
+from ddplab.answers import ask
 from ddplab.checks import CheckError
 from ddplab.faults.plan import FAULTS, Plan
 
@@ -19,7 +20,7 @@ def check_parting(fn: Callable[[dict[int, list[str]]], int | None], rounds: int 
     dice = random.Random(seed)
     for _ in range(rounds):
         calls, _, place = _sequences(dice)
-        answer = fn({rank: list(names) for rank, names in calls.items()})
+        answer = ask(fn, calls)
         if answer != place:
             raise CheckError(f"{_listing(calls)}\nthey part at {place}; {fn.__name__} returned {answer!r}.")
     print(f"right for {rounds} drawn jobs")
@@ -37,7 +38,7 @@ def check_odd_ranks(fn: Callable[[dict[int, str | None]], list[int]], rounds: in
         odd = sorted(dice.sample(range(ranks), ranks // 2 if i % 4 == 0 else dice.randint(1, max(1, (ranks - 1) // 2))))
         called = {rank: other if rank in odd else usual for rank in range(ranks)}
         right = odd if 2 * len(odd) < ranks else list(range(ranks))
-        answer = fn(dict(called))
+        answer = ask(fn, called, kind=(list, tuple))
         if list(answer) != right:
             reason = "" if right == odd else ": as many do one thing as the other"
             raise CheckError(f"{called}: the odd ranks are {right}{reason}; {fn.__name__} returned {answer!r}.")

@@ -54,6 +54,7 @@ AUDIT = {
     ("wrong", "says"),
     [
         (lambda *given: None, "returns a dictionary with compute_s"),
+        (lambda *given: given[5], "line 1 of <lambda>: IndexError"),
         (but(compute_s=lambda b, a, s, n, r: b / s), "if everything is hidden that can be"),
         (but(busbw_Bps=lambda b, a, s, n, r: n / b), "algorithm bandwidth"),
         (but(busbw_Bps=lambda b, a, s, n, r: 16 * (r - 1) / r * n / b), "in bits a second"),
@@ -91,3 +92,5 @@ def test_wrong_fits_are_named() -> None:
         check_three_runs(lambda noop, fp32, fp16: (2 * (fp32 - fp16), 0.5))
     with pytest.raises(CheckError, match="returns two numbers"):
         check_three_runs(lambda noop, fp32, fp16: fp32)
+    with pytest.raises(CheckError, match="^line 1 of <lambda>: ZeroDivisionError"):
+        check_three_runs(lambda noop, fp32, fp16: fp32 / 0)

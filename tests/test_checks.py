@@ -305,8 +305,8 @@ def test_a_receive_buffer_too_small_is_not_a_crash_report():
 
 def test_an_endless_loop_ends():
     def forever(chunks, rank, ranks):
-        while True:
+        while rank == 1:  # one is enough
             time.sleep(0.001)  # the cores are for other tests
 
-    with pytest.raises(CheckError, match="forever did not come back within .* s: an endless loop"):
+    with pytest.raises(CheckError, match="forever did not come back on rank 1 within 6 s: an endless loop"):
         check_reduce_scatter(forever, ranks=2, timeout=0.1)

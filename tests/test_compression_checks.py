@@ -76,6 +76,8 @@ def test_a_right_encoder_passes(capsys):
         (in_place, "changed in place"),
         (signs, "bits are of dtype bool"),
         (one_short, r"bits is a tensor of shape \(2,\)"),
+        (lambda g, r: (g > 0, r.mean(), r[:, 1]), "without anything held back: line 1 of <lambda>: IndexError"),
+        (lambda g, r: None, r"return three things, \(bits, scale, residual\), not None"),
         (lambda g, r: g, r"return three things, \(bits, scale, residual\)"),
     ],
 )
@@ -108,6 +110,8 @@ def test_the_claims_ratios_follow():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
+        (lambda route, n, v: None, "returned None"),
+        (lambda route, n, v: 1 / 0, "line 1 of <lambda>: ZeroDivisionError"),
         (lambda route, n, v: 4 * v, "fp32 ring, 4 ranks.*chunk of values / N"),
         (lambda route, n, v: routes(route, n, v) * (8 if route == "all-gather" else 1), "A byte holds 8"),
         (lambda route, n, v: routes(route, n, v) / (2 if route == "two phases" else 1), "with the bits of one shard"),

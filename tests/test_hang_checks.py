@@ -60,6 +60,20 @@ def test_wrong_odd_ranks(wrong):
         check_odd_ranks(wrong)
 
 
+@pytest.mark.parametrize("check", [check_parting, check_odd_ranks])
+def test_errors_of_the_reader_are_shown_with_their_line(check):
+    def too_far(jobs):
+        return jobs[99]
+
+    with pytest.raises(dl.CheckError, match="^line 2 of too_far: KeyError: 99. That was too_far"):
+        check(too_far)
+
+
+def test_no_list_of_ranks():
+    with pytest.raises(dl.CheckError, match="returned None .is there a `return`.*expected: list or tuple"):
+        check_odd_ranks(lambda called: None)
+
+
 def test_a_verdict_is_told_what_is_wrong_and_not_what_is_right():
     truth = Plan("mismatched_shapes", 2, 3, "all_gather")
     right = {"kind": truth.fault, "rank": truth.rank, "operation": truth.operation}

@@ -80,6 +80,15 @@ def test_the_whole_tensor_across_is_too_much(capsys: pytest.CaptureFixture) -> N
     assert "The mean over all 4 ranks" in capsys.readouterr().out
 
 
+def test_a_rank_that_waits_alone_is_named() -> None:
+    def alone(tensor, intra, inter):
+        if dist.get_rank() == 1:
+            dist.barrier()
+
+    with pytest.raises(dl.CheckError, match="alone did not come back on rank 1 within 3 s: does every rank"):
+        dl.check_two_level(alone, timeout=3)
+
+
 def test_in_words() -> None:
     assert "lacks rank 1:" in _what(0b1101, 0, 4, 2)
     assert "the sum lacks rank 3:" in _what(4 * 0b0111, 0, 4, 2)
