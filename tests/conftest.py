@@ -28,6 +28,7 @@ QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-componen
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--given", action="append", default=[], metavar="NAME=VALUE", help="a parameter for the notebooks")
+    parser.addoption("--every-lab", action="store_true", help="drive every lab in JupyterLab, not only one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
