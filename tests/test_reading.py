@@ -57,6 +57,7 @@ def test_a_good_quiz():
         ("- {ask: a, why: b, options: [1], answer: 1}", "two or more"),
         ("- {ask: a, why: b, options: [1, 2], answer: 3}", "from 1 to 2, not 3"),
         ("- {ask: a, why: b, options: [1, 2], answer: yes}", "not True"),
+        ("- {ask: a, why: b, options: [yes, perhaps], answer: 1}", "quotes round yes and no"),
         ("- {ask: a, why: b}\n- {ask: a, why: b, options: [1, '1'], answer: 1}", "question 2 .* the same"),
     ],
 )

@@ -53,6 +53,8 @@ def questions(text: str) -> list[Question]:
             raise ValueError(f"{where}: `options` are two or more, and need an `answer`")
         if options and (type(answer) is not int or not 1 <= answer <= len(options)):
             raise ValueError(f"{where}: `answer` is a number from 1 to {len(options)}, not {answer!r}")
+        if any(not isinstance(option, str | int | float) or isinstance(option, bool) for option in options):
+            raise ValueError(f"{where}: an option is no text; put quotes round yes and no")
         if len({str(option) for option in options}) < len(options):
             raise ValueError(f"{where}: two of its options are the same")
         found.append(Question(str(entry["ask"]), str(entry["why"]), tuple(map(str, options)), answer))
