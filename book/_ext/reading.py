@@ -1,6 +1,6 @@
 """Below each title: how long the page takes to read, and how long it took to run in this build.
 
-Reading counts the prose at 200 words a minute; code, tables and outputs are not counted. Running is what the
+Reading counts the prose at 140 words a minute, slow enough for the tables, code and predictions that are not counted. Running is what the
 executed copy on the stage has noted.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from docutils import nodes
 
-WORDS_A_MINUTE = 200
+WORDS_A_MINUTE = 140
 
 
 def words(doctree: nodes.Node) -> int:
