@@ -1,7 +1,7 @@
 """A real JupyterLab, started here and ended here: Run All, then mouse and arrow keys move figures and controls.
 
 The last section of each lab runs in a copy that has only the cells which that section needs. One lab is driven in
-every run of the tests, all of them with `make test ARGS=--every-lab`, in about three minutes.
+every run of the tests, all of them with `make test ARGS=--every-lab`, which takes minutes.
 """
 
 from __future__ import annotations
