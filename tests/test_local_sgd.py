@@ -353,7 +353,7 @@ def test_mistakes_are_sentences_on_every_rank(three):
         assert row["wrapped"].startswith("TypeError: DistributedDataParallel averages every gradient")
         assert row["every 0"] == "ValueError: every is a whole number of steps, 1 or more, not 0"
         assert row["every 1.5"].endswith("not 1.5") and row["warmup"].endswith("0 or more, not -1")
-        assert row["buffers"] == "ValueError: buffers is \"average\" or \"keep\", not 'mean'"
+        assert row["buffers"] == 'ValueError: buffers is "average" or "keep", not \'mean\''
         assert row["no module"].startswith("TypeError: PostLocalSGD takes a torch module")
         assert row["no optimizer"].startswith("TypeError: optimizer is a torch optimizer")
         assert row["frozen"].startswith("ValueError: no parameter of this model requires a gradient")

@@ -1,6 +1,7 @@
 """Below each title: how long the page takes to read, and how long it took to run in this build.
 
-Reading counts the prose at 140 words a minute, slow enough for the tables, code and predictions that are not counted. Running is what the
+Reading counts the prose at 140 words a minute, slow enough for the tables, code and predictions that are not counted.
+Running is what the
 executed copy on the stage has noted.
 """
 
