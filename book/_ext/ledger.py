@@ -35,7 +35,7 @@ class Ledger(ClaimDirective):
         measured = self.measured({c["evidence"]["notebook"] for c in claims.values() if "predicate" in c})
         table, group = nodes.table(classes=["claim-ledger"]), nodes.tgroup(cols=4)
         table += group
-        for width in (6, 14, 50, 30):
+        for width in (6, 17, 47, 30):
             group += nodes.colspec(colwidth=width)
         head, body = nodes.thead(), nodes.tbody()
         group += [head, body]

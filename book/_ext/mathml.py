@@ -33,6 +33,8 @@ def to_mathml(latex: str, block: bool) -> str:
             raise ValueError(f"no MathML for {unknown[0]}")
         if name in _ARITY and len(element) != _ARITY[name]:
             raise ValueError("a part of a fraction or an index is missing")
+    # Inside \text the converter leaves the backslash of an escaped sign.
+    text = re.sub(r"\\([_%#])", r"\1", text)
     # Few fonts have the sign that the converter takes for \setminus; and it is an operator.
     text = text.replace("<mi>&#x029F5;</mi>", "<mo>&#x02216;</mo>")
     # TeX sets a slash without space; as a MathML operator it would get some.
