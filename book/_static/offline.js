@@ -7,7 +7,7 @@ addEventListener("DOMContentLoaded", () => {
     const rows = [...(table.tBodies[0]?.rows ?? [])].map(row => [...row.cells].filter(cell => cell.tagName === "TD"));
     for (let back = 1; back <= (rows[0]?.length ?? 0); back++) {  // from the right: on the left stand names of rows
       const column = rows.map(cells => cells.at(-back)).filter(cell => cell), full = column.filter(cell => cell.textContent.trim());
-      if (!full.some(cell => /^[a-z]{4}/i.test(cell.textContent) && !/^(none|true|false)$/i.test(cell.textContent))) continue;
+      if (!full.some(cell => /^[a-z]{2}/i.test(cell.textContent) && !/^(none|true|false|nan|nat|inf)$/i.test(cell.textContent))) continue;
       for (const row of table.tHead?.rows ?? []) if (![...row.cells].some(cell => cell.colSpan > 1)) column.push(row.cells[row.cells.length - back]);
       for (const cell of column) cell?.classList.add("words");
     }

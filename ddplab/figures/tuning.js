@@ -72,7 +72,7 @@ function picture(t, model, wide, name) {
   const over = Math.max(0, labels.at(-1)[0] - bottom - 4);
   for (const [at, text] of labels) word(text, right + 5, at - over, "start", "font-size: 11.5px;");
   const at = x(Math.log2(sizeOf(model)));
-  put("path", { d: `M${at} ${top}V${strip + 16}`, stroke: "currentColor", "stroke-width": 1.4, "stroke-dasharray": "3 3" });
+  put("path", { d: `M${at} ${top}V${bottom + 5}M${at} ${strip - 8}V${strip + 16}`, stroke: "currentColor", "stroke-width": 1.4, "stroke-dasharray": "3 3" });
   word("choice", left - 5, strip + 12, "end");
   let begin = FROM;
   grid.forEach((power, i) => {  // a band an algorithm and protocol that the model chooses
