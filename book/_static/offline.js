@@ -5,6 +5,8 @@ if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
 addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
     const rows = [...(table.tBodies[0]?.rows ?? [])].map(row => [...row.cells].filter(cell => cell.tagName === "TD"));
+    const names = Math.max(0, ...[...(table.tBodies[0]?.rows ?? [])].map(row => row.querySelectorAll("th").length));  // of rows
+    for (const row of table.tHead?.rows ?? []) for (const cell of [...row.cells].slice(0, names)) cell.classList.add("words");
     for (let back = 1; back <= (rows[0]?.length ?? 0); back++) {  // from the right: on the left stand names of rows
       const column = rows.map(cells => cells.at(-back)).filter(cell => cell), full = column.filter(cell => cell.textContent.trim());
       if (!full.some(cell => /^[a-z]{2}/i.test(cell.textContent) && !/^(none|true|false|nan|nat|inf)$/i.test(cell.textContent))) continue;
