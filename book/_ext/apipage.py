@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 def _parameter(p: inspect.Parameter) -> str:
     text, equals, default = str(p.replace(annotation=p.empty)).partition("=")
+    if inspect.isclass(p.default) and p.default is not p.empty:
+        default = p.default.__name__  # Python writes <class 'object'>, which is no Python
     if p.annotation is not p.empty:
         kind = p.annotation if isinstance(p.annotation, str) else inspect.formatannotation(p.annotation)
         return f"{text}: {kind}" + (f" = {default}" if equals else "")
