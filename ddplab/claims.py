@@ -133,7 +133,7 @@ def _show(name: str, verdict: str, rules: dict[str, Any], values: dict[str, Any]
     parts = [outcome(what, rule, values[what]) for what, rule in rules.items()]
     text = "; ".join(f"{what} = {value}{rule}" for what, value, rule in parts)
     html = "; ".join(f"{escape(what)} = <b>{escape(value)}</b>{escape(rule)}" for what, value, rule in parts)
-    line = f"Claim {name}, verdict: {verdict}. Measured, as expected: "
+    line = f"Claim {name}, verdict: {verdict}. Found, as expected: "
     if get_ipython() is None:
         print(line + text)
         return

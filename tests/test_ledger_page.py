@@ -55,7 +55,7 @@ def test_every_row_is_there_without_scripts_and_fits_a_phone(watch, options):
 def test_a_row_leads_to_the_box_and_to_the_cell_and_shows_what_was_measured(watch):
     page = watch("file").open("book/claims.html")
     row = page.locator(ROWS).filter(has=page.locator("#row-c21"))
-    assert "chunk on GPU0 = 3" in row.inner_text() and "Measured in this build" in row.inner_text()
+    assert "chunk on GPU0 = 3" in row.inner_text() and "Found in this build" in row.inner_text()
     row.get_by_role("link", name="C21").click()
     page.wait_for_url("**/ring.html#box-c21")
     page.go_back()

@@ -117,7 +117,7 @@ def test_a_cell_shows_what_it_measured(tmp_path, monkeypatch, capsys):
     (tmp_path / "book/deep").mkdir()
     monkeypatch.chdir(tmp_path / "book/deep")  # the ledger is found above
     assert dl.claim("C1", ratio=np.float64(1.7), owner_of_GPU0=2) is None
-    said = "Claim C1, verdict: false. Measured, as expected: owner of GPU0 = 2; ratio = 1.7 x (at least 1.65 x)"
+    said = "Claim C1, verdict: false. Found, as expected: owner of GPU0 = 2; ratio = 1.7 x (at least 1.65 x)"
     assert capsys.readouterr().out == said + "\n"
 
 

@@ -88,7 +88,7 @@ class Ledger(ClaimDirective):
             found.append(nodes.paragraph("", "", reference, classes=["chapter"]))
         found.append(nodes.paragraph("", "", *self.evidence(claim)))
         if rules := claim.get("predicate"):
-            ran = "Measured in this build, as expected:" if values else "A cell must measure:"
+            ran = "Found in this build, as expected:" if values else "A cell must measure:"
             found.append(nodes.paragraph("", ran))
             found.append(nodes.bullet_list("", *(self.line(n, r, values.get(n)) for n, r in rules.items())))
         if "not_measured" in claim:
