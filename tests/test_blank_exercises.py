@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from conftest import ROOT
 from exercise_cells import page
@@ -20,4 +22,5 @@ def test_a_blank_exercise_gives_the_hint(name, number, monkeypatch):
     said = str(caught.value).partition("\n")[0]
     mine = [f"{function}: {HINT}" for function in page(name).names[number]]
     mine += [f"{owner}.{method}: {HINT}" for owner in page(name).names[number] for method in ("finish", "__init__")]
-    assert said.removeprefix("rank 1: NotImplementedError: ") in mine, said  # from a bare launch, which names the rank
+    said = re.sub(r"^rank \d+: NotImplementedError: ", "", said)  # from a bare launch, which names the rank
+    assert said in mine, said

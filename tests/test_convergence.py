@@ -257,6 +257,6 @@ def test_hosts_say_how_many_ranks_there_are(monkeypatch):
         return [[row]]
 
     monkeypatch.setattr(importlib.import_module("ddplab.launch"), "launch", launch)
-    two = type("Two", (), {"ranks": 2})()
+    two = type("Two", (dl.Hosts,), {"ranks": 2, "__init__": lambda self: None})()
     frame = converge(PIXELS, LABELS, ["fp32"], [0], hosts=two, slow=dl.Link(1e6, 0.25), compute_s=1.0)
     assert frame.slow_s[0] == 1.0 + 2 * (2 - 1) * 0.25
