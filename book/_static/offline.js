@@ -13,6 +13,19 @@ addEventListener("DOMContentLoaded", () => {
       for (const row of table.tHead?.rows ?? []) if (![...row.cells].some(cell => cell.colSpan > 1)) column.push(row.cells[row.cells.length - back]);
       for (const cell of column) cell?.classList.add("words");
     }
+    for (const cell of table.querySelectorAll("tbody :is(th, td), thead th:first-child")) {
+      const length = cell.textContent.trim().length;
+      cell.classList.add(...(length > 60 ? ["sentence", "paragraph"] : length > 16 ? ["sentence"] : []));
+    }
+  }
+  for (const part of document.querySelectorAll("article code.literal span.pre")) {
+    const text = part.textContent;
+    if (part.children.length) continue;
+    if (text.startsWith("-") && text.length < 24) part.style.whiteSpace = "nowrap";  // an option is no hyphenated word
+    else if (text.length > 12 && part.closest("th, td")) {  // in a table a long name may break behind _ . / = ,
+      const pieces = text.split(/(?<=[A-Za-z)\]"][_./=,]+)(?=[A-Za-z0-9])/);
+      part.replaceChildren(...pieces.flatMap((piece, at) => at ? [document.createElement("wbr"), piece] : [piece]));
+    }
   }
 });
 
