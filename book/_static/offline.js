@@ -22,7 +22,7 @@ addEventListener("DOMContentLoaded", () => {
     const text = part.textContent;
     if (part.children.length) continue;
     if (text.startsWith("-") && text.length < 24) part.style.whiteSpace = "nowrap";  // an option is no hyphenated word
-    else if (text.length > 12 && part.closest("th, td")) {  // in a table a long name may break behind _ . / = ,
+    else if (text.length > (innerWidth > 600 ? 20 : 12) && part.closest("th, td")) {  // in a table a long name may break behind _ . / = ,
       const pieces = text.split(/(?<=[A-Za-z)\]"][_./=,]+)(?=[A-Za-z0-9])/);
       part.replaceChildren(...pieces.flatMap((piece, at) => at ? [document.createElement("wbr"), piece] : [piece]));
     }
