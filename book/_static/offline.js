@@ -1,6 +1,9 @@
 // From a folder on disk a page may not read its neighbours: search without excerpts instead of failing on each hit.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
+// A long name may break behind _ . / = , and the browser does not know.
+const joints = name => name.split(/(?<=[A-Za-z)\]"][_./=,]+)(?=[A-Za-z0-9])/).flatMap((part, at) => at ? [document.createElement("wbr"), part] : [part]);
+
 // Numbers stand right, words left: pandas does not say which column holds which.
 addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
@@ -14,18 +17,16 @@ addEventListener("DOMContentLoaded", () => {
       for (const cell of column) cell?.classList.add("words");
     }
     for (const cell of table.querySelectorAll("tbody :is(th, td), thead th:first-child")) {
-      const length = cell.textContent.trim().length;
-      cell.classList.add(...(length > 60 ? ["sentence", "paragraph"] : length > 16 ? ["sentence"] : []));
+      const text = cell.textContent.trim();
+      cell.classList.add(...(text.length > 60 ? ["sentence", "paragraph"] : text.length > 16 ? ["sentence"] : []));
+      if (/\S{25}/.test(text) && !cell.children.length) cell.replaceChildren(...joints(text));
     }
   }
   for (const part of document.querySelectorAll("article code.literal span.pre")) {
     const text = part.textContent;
     if (part.children.length) continue;
     if (text.startsWith("-") && text.length < 24) part.style.whiteSpace = "nowrap";  // an option is no hyphenated word
-    else if (text.length > (innerWidth > 600 ? 20 : 12) && part.closest("th, td")) {  // in a table a long name may break behind _ . / = ,
-      const pieces = text.split(/(?<=[A-Za-z)\]"][_./=,]+)(?=[A-Za-z0-9])/);
-      part.replaceChildren(...pieces.flatMap((piece, at) => at ? [document.createElement("wbr"), piece] : [piece]));
-    }
+    else if (text.length > (innerWidth > 600 ? 20 : 12) && part.closest("th, td")) part.replaceChildren(...joints(text));
   }
 });
 
