@@ -9,7 +9,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -40,6 +40,29 @@ def words(error: OSError) -> str:
 def is_folder(path: str | Path) -> bool:
     """Is there a folder? False for a file. OSError, in words, where there is nothing, or nobody may look."""
     return stat.S_ISDIR(_mode(path))
+
+
+def named_files(
+    paths: str | Path | Iterable[str | Path], takes: Callable[[Path], bool], what: str, unreadable: type[Exception]
+) -> list[Path]:
+    """The files that are named, in order; of a folder those in it and below it that `takes` wants, by name.
+
+    FileNotFoundError for a path where nothing is; `unreadable`, in words, where nobody may look, and where there is no
+    file in the end: "no `what` in `paths`".
+    """
+    found: list[Path] = []
+    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        try:
+            folder = is_folder(path)
+        except FileNotFoundError as problem:
+            raise FileNotFoundError(f"{path} does not exist" if os.fspath(path) else words(problem)) from None
+        except OSError as problem:
+            raise unreadable(f"{path}: cannot be read: {words(problem)}") from None
+        path = Path(path)
+        found += sorted(p for p in path.rglob("*") if os.path.isfile(p) and takes(p)) if folder else [path]
+    if not found:
+        raise unreadable(f"no {what} in {paths}")
+    return found
 
 
 def open_to_read(path: str | Path) -> BinaryIO:

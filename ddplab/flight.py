@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplab import _plainpickle
-from ddplab._files import is_folder, open_to_read, words
+from ddplab._files import named_files, open_to_read, words
 from ddplab._flightrows import COLUMNS, row, text, whole
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def read_flight(paths: str | Path | Iterable[str | Path]) -> FlightRecords:
     import pandas as pd
 
     notes: list[str] = []
-    dumps = latest_dumps(_files(paths), notes)
+    found = named_files(paths, lambda p: not p.name.startswith(".") and is_dump(p), "flight recorder dump", FlightError)
+    dumps = latest_dumps(found, notes)
     if not dumps:
         raise FlightError("; ".join(notes) or f"no flight recorder dump in {paths}")
     rows, groups, status, versions = [], [], [], {}
@@ -196,28 +197,6 @@ def dump_flight(folder: str | Path, stacks: bool = True) -> Path:
     part.write_text(json.dumps(dump))
     part.replace(path)
     return path
-
-
-def _files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
-    """The dumps below `paths`, in order; in a folder only what looks like one."""
-    found: list[Path] = []
-    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        try:
-            folder = is_folder(path)
-        except FileNotFoundError as problem:
-            raise FileNotFoundError(f"{path} does not exist" if os.fspath(path) else words(problem)) from None
-        except OSError as problem:
-            raise FlightError(f"{path}: cannot be read: {words(problem)}") from None
-        path = Path(path)
-        if folder:
-            found += sorted(
-                p for p in path.rglob("*") if os.path.isfile(p) and not p.name.startswith(".") and is_dump(p)
-            )
-        else:
-            found.append(path)
-    if not found:
-        raise FlightError(f"no flight recorder dump in {paths}")
-    return found
 
 
 def _unzip(data: bytes, most: int) -> bytes | None:

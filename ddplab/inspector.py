@@ -15,7 +15,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplab._files import is_folder, open_to_read, words
+from ddplab._files import named_files, open_to_read, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +101,10 @@ def read_inspector(paths: str | Path | Iterable[str | Path]) -> InspectorLog:
 
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     notes: list[str] = []
-    for path in _files(paths):
+    logs = named_files(
+        paths, lambda p: bool(_SUFFIXES.search(p.name)) and is_inspector(p), "log of NCCL Inspector", InspectorError
+    )
+    for path in logs:
         read = _Reader(path)
         try:
             for row in read.rows():
@@ -207,26 +209,6 @@ class _Reader:
                 "NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, or more frequent dumps, keeps them"
             )
         return found
-
-
-def _files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        try:
-            folder = is_folder(path)
-        except FileNotFoundError as problem:
-            raise FileNotFoundError(f"{path} does not exist" if os.fspath(path) else words(problem)) from None
-        except OSError as problem:
-            raise InspectorError(f"{path}: cannot be read: {words(problem)}") from None
-        path = Path(path)
-        if folder:
-            inside = (p for p in path.rglob("*") if os.path.isfile(p) and _SUFFIXES.search(p.name))
-            found += sorted(p for p in inside if is_inspector(p))
-        else:
-            found.append(path)
-    if not found:
-        raise InspectorError(f"no log of NCCL Inspector in {paths}")
-    return found
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from users import ordinary_user
 
 from ddplab import _files
-from ddplab._files import Draft, Unwritable, is_folder, made_folder, open_to_read, words
+from ddplab._files import Draft, Unwritable, is_folder, made_folder, named_files, open_to_read, words
 
 
 def read(path) -> bytes:
@@ -57,6 +57,31 @@ def test_an_empty_path_is_not_the_working_folder():
     for write in (Draft, made_folder):
         with pytest.raises(Unwritable, match="cannot write '': the path is empty"), write(""):
             pass
+
+
+def test_files_that_are_named_and_files_in_folders(tmp_path):
+    def named(paths):
+        found = named_files(paths, lambda path: path.suffix == ".log", "log", LookupError)
+        return [str(path.relative_to(tmp_path)) for path in found]
+
+    (tmp_path / "in/deep").mkdir(parents=True)
+    for name in ("in/b.log", "in/a.log", "in/deep/c.log", "in/x.txt", "y.txt"):
+        (tmp_path / name).write_text("")
+    assert named(tmp_path / "y.txt") == named(str(tmp_path / "y.txt")) == ["y.txt"], "who names a file knows what it is"
+    assert named(tmp_path / "in") == ["in/a.log", "in/b.log", "in/deep/c.log"]
+    assert named([tmp_path / "y.txt", tmp_path / "in/deep"]) == ["y.txt", "in/deep/c.log"]
+    for paths, kind, said in (
+        (tmp_path / "gone", FileNotFoundError, f"{tmp_path}/gone does not exist"),
+        (["", tmp_path], FileNotFoundError, "the path is empty"),
+        (tmp_path / ("x" * 300), LookupError, "cannot be read: the name is too long for a file"),
+        ([], LookupError, "no log in []"),
+    ):
+        with pytest.raises(kind) as caught:
+            named(paths)
+        assert str(caught.value).endswith(said)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(LookupError, match=f"no log in {tmp_path}/none"):
+        named(tmp_path / "none")
 
 
 def test_permissions():
