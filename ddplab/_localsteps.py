@@ -116,7 +116,7 @@ class LocalSteps:
         another method's; nothing has changed then.
 
         Every rank does it. When they next meet they compare what they share: ValueError, on every rank, if a checkpoint
-        was loaded on some of them only, or from different steps.
+        was loaded on some of them only, or from different steps, or of different runs.
         """
         name = type(self).__name__
         if not isinstance(state, dict) or state.get("method", name) != name:

@@ -29,7 +29,7 @@ from torch import nn
 
 from ddplab._arguments import flag
 from ddplab._localsteps import LocalSteps, whole
-from ddplab._lockstep import mean_
+from ddplab._lockstep import digest, mean_
 from ddplab.transfers import number
 
 
@@ -62,6 +62,7 @@ class PostLocalSGD(LocalSteps):
     ):
         self.warmup = whole(warmup, "warmup", least=0)
         super().__init__(module, optimizer, every, process_group, buffers)
+        self._common = digest(self._params)  # of the parameters from which the ranks went apart
 
     def step(self) -> bool:
         if self.steps >= self.warmup:
@@ -69,7 +70,16 @@ class PostLocalSGD(LocalSteps):
         self._average_gradients()
         self.optimizer.step()
         self.steps += 1
+        if self.steps == self.warmup:
+            self._common = digest(self._params)
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"common": self._common}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._common = whole(state["common"], "common", least=0)
 
     @torch.no_grad()
     def _average_gradients(self) -> None:
@@ -87,11 +97,12 @@ class PostLocalSGD(LocalSteps):
 
     def _shared(self) -> dict[str, list[torch.Tensor | None]]:
         warming = {"parameters": list(self._params)} if self.steps < self.warmup else {}
-        return super()._shared() | warming
+        return super()._shared() | warming | {"parameters of their last agreement": [torch.tensor(self._common)]}
 
     def _agree(self) -> None:
         if self.steps > self.warmup:  # before that they never parted
             self._sent += mean_(self._params, self.group)
+        self._common = digest(self._params)
 
 
 class DiLoCo(LocalSteps):

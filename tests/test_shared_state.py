@@ -11,6 +11,7 @@ from torch import nn
 
 import ddplab as dl
 from ddplab._buckets import Bucket
+from ddplab._lockstep import digest
 from ddplab.hooks.codec import SignCodec
 
 SHAPES = [(12, 16), (5,)]
@@ -153,8 +154,14 @@ def go_on(made, steps):
 
 def local_resumed():
     rank, found = dist.get_rank(), {}
-    for kind, options in ((dl.PostLocalSGD, {}), (dl.PostLocalSGD, {"warmup": 9}), (dl.DiLoCo, {})):
-        name = kind.__name__ + (" in its warm-up" if options else "")
+    post = dl.PostLocalSGD
+    cases = {
+        "PostLocalSGD": (post, {}),  # in step 6 it has agreed once
+        "PostLocalSGD in its warm-up": (post, {"warmup": 9}),
+        "PostLocalSGD after its warm-up": (post, {"warmup": 4}),  # and not yet agreed
+        "DiLoCo": (dl.DiLoCo, {}),
+    }
+    for name, (kind, options) in cases.items():
         saved, others = (local(kind, 6, run, **options).state_dict() for run in (0, 1))
         at_three = local(kind, 3, **options).state_dict()
         made = local(kind, **options)
@@ -355,10 +362,29 @@ def test_local_training_resumed_on_one_rank_only(two):
         warm = found["PostLocalSGD in its warm-up", "one rank"]
         assert warm.startswith("RuntimeError: the ranks are out of step: rank 0 is in step 1, rank 1 is in step 4")
         assert "a checkpoint was loaded on rank 1 of 2" in warm
-        for name, what in (("PostLocalSGD in its warm-up", "parameters"), ("DiLoCo", "common parameters")):
+        shared = {
+            "PostLocalSGD": "parameters of their last agreement",
+            "PostLocalSGD in its warm-up": "parameters",
+            "PostLocalSGD after its warm-up": "parameters of their last agreement",
+            "DiLoCo": "common parameters",
+        }
+        for name, what in shared.items():
             said = f"ValueError: the ranks' {what} differ, and a checkpoint was loaded on rank 0, 1 of 2"
             assert found[name, "another run"].startswith(said)
         assert all(said is None for (_, case), said in found.items() if case == "all")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.uint8])
+def test_a_digest_is_of_every_bit_and_of_nothing_else(dtype):
+    """As large as the memory is: the same in another layout, another after any bit has changed."""
+    one = torch.arange(12).reshape(3, 4).to(dtype)
+    same = torch.empty(4, 3, dtype=dtype).t().copy_(one)
+    assert not same.is_contiguous() and digest([one, one[0]]) == digest([same, same[0]])
+    assert digest([]) == digest([]) and digest([one, one[0]]) != digest([one[0], one])
+    for bit in range(8):
+        other = one.clone()
+        other.view(torch.uint8)[1, 3] ^= 1 << bit
+        assert digest([other]) != digest([one])
 
 
 def test_close_gives_back_what_was_made_and_nothing_else(two):
