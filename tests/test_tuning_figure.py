@@ -91,6 +91,28 @@ def test_the_reader_changes_node_message_and_knobs(show: Any) -> None:
     assert watched.problems == [] and watched.outside == []
 
 
+def test_the_legend_names_what_is_drawn(show: Any) -> None:
+    """NVLS only on nodes that have it, also after the reader has moved to another one and back."""
+    watched = show(TuningFigure("8xA100"))
+    page = watched.page
+
+    def drawn_and_named() -> tuple[set[str], set[str]]:
+        lines = page.locator(".ddp-line title").all_text_contents()
+        drawn = {part for line in lines for part in line.split("/")}
+        named = {text.partition(":")[0] for text in page.locator(".ddp-legend span").all_text_contents()}
+        colours = page.evaluate("document.querySelectorAll('.ddp-legend i').length")
+        assert colours == len(set(page.locator(".ddp-line").evaluate_all("lines => lines.map(l => l.style.stroke)")))
+        return drawn, named
+
+    seen = []
+    for node in ("8xH100", "8xA100"):
+        seen.append(drawn_and_named())
+        page.get_by_role("button", name=node).click()
+    for drawn, named in (*seen, drawn_and_named()):
+        assert drawn == named
+    assert "NVLS" in seen[1][1] and "NVLS" not in seen[0][1]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_all_of_it(show: Any, scheme: str) -> None:
     figures = (TuningFigure("8xA100"), TuningFigure("8xH100", show="bandwidth"))

@@ -106,10 +106,18 @@ function table(t, size) {
     h("tbody", {}, rows.map(row => h("tr", {}, row.map((text, i) => (i ? h("td", {}, text) : h("th", { scope: "row" }, text))))))));
 }
 
+/** A colour a protocol and a line an algorithm, of those that this node has. NVLS has a colour of its own. */
+function legend(t) {
+  const key = hue => h("i", { style: `display: inline-block; width: 1.4em; height: 4px; margin-right: .3em; vertical-align: middle; background: var(${hue})` });
+  return [...PROTOCOLS.map(p => h("span", {}, key(HUES[p]), p)), h("span", {}, "Ring: solid"), h("span", {}, "Tree: dashed"),
+    t.pairs.some(([a]) => a === "NVLS") && h("span", {}, key(HUES.NVLS), "NVLS: dotted")].filter(Boolean);
+}
+
 function render({ model, el }) {
-  const chart = h("div", { class: "ddp-pictures" }), said = h("div", { "aria-live": "polite" }), details = h("div", {});
+  const chart = h("div", { class: "ddp-pictures" }), signs = h("p", { class: "ddp-legend" }), said = h("div", { "aria-live": "polite" }), details = h("div", {});
   const draw = () => {
     const t = tuning(model.get("facts"), machineOf(model)), lines = words(t, model);
+    signs.replaceChildren(...legend(t));
     chart.replaceChildren(picture(t, model, Math.round(Math.max(320, Math.min(900, el.clientWidth || 720))), lines.join(" ")));
     said.replaceChildren(...lines.map(line => h("p", {}, line)));
     details.replaceChildren(table(t, sizeOf(model)));
@@ -132,9 +140,7 @@ function render({ model, el }) {
       range(model, "size_at", "Message", { max: model.get("sizes").length - 1, text: i => binary(model.get("sizes")[i]) }),
       gpus),
     chart,
-    h("p", { class: "ddp-legend" }, Object.entries(HUES).slice(0, 3).map(([text, hue]) => h("span", {}, h("i", { style: `display: inline-block; width: 1.4em; height: 4px; margin-right: .3em; vertical-align: middle; background: var(${hue})` }), text)),
-      ["Ring: solid", "Tree: dashed", "NVLS: dotted"].map(text => h("span", {}, text))),
-    said, h("details", {}, h("summary", {}, "The model in numbers"), details));
+    signs, said, h("details", {}, h("summary", {}, "The model in numbers"), details));
   model.on("change:machine", () => { model.set("graph", graphsOf(model).length - 1); offer(); });
   for (const key of ["machine", "show", "protocol", "algorithm", "size_at", "graph"]) model.on(`change:${key}`, draw);
   offer();
