@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from figure_pages import IMPORT, SCHEME
 
@@ -243,3 +246,15 @@ def test_bad_figures_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             x.figure([bad])
+
+
+def test_the_recording_counts_no_waiting_twice() -> None:
+    """Two ranks: one encodes for 1 s and waits 2 s for the other, which encodes for 3 s; then both need 1 s. 4 s."""
+    path = Path(__file__).parents[1] / "benchmarks/crossover.py"
+    spec = importlib.util.spec_from_file_location("record_crossover", path)
+    record = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(record)
+    ranks = [{"int8": np.array([[1.0, 3.0]] * 3)}, {"int8": np.array([[3.0, 1.0]] * 3)}]
+    assert record.middle(ranks)["int8"].tolist() == [3.0, 1.0]
+    ranks[1]["int8"][0] = 50, 50  # one noisy pass
+    assert record.middle(ranks)["int8"].tolist() == [3.0, 1.0]
