@@ -1,5 +1,7 @@
 """Parameters for all notebooks: RANKS=auto, DEVICE=cuda without a GPU, and what pytest says before it runs anything."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -73,6 +75,23 @@ def test_pytest_says_so_at_once(gpus):
     with pytest.raises(pytest.UsageError, match="QUICK takes 0 or 1, not 'maybe'"):
         check_given(["QUICK=maybe"])
     check_given(["QUICK=1"])
+
+
+def test_make_refuses_a_name_that_it_does_not_know_and_hands_on_the_others():
+    """-n prints the commands and runs none."""
+
+    def make(*given):
+        out = subprocess.run(["make", "-n", "test", *given], cwd=ROOT, capture_output=True, text=True, env=clean)
+        return out.returncode, out.stdout, out.stderr
+
+    outer = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")  # where `make test` runs this
+    clean = {name: value for name, value in os.environ.items() if name not in outer}
+    code, said, problem = make("RNAKS=8")
+    assert code == 2 and "unknown: RNAKS;" in problem and "RANKS" in problem and "pytest" not in said
+    code, said, _ = make("RANKS=8", "DEVICE=cuda")
+    assert code == 0
+    (command,) = (line for line in said.splitlines() if "pytest" in line)
+    assert "--given RANKS=8" in command and "--given DEVICE=cuda" in command
 
 
 def test_every_notebook_of_the_book_takes_eight_ranks(gpus):
