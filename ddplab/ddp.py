@@ -29,11 +29,13 @@ from ddplab.transfers import number
 class NaiveDDP(Replica):
     """Step 1: when backward is over, all-reduce each gradient by itself. Right, and slow: a latency per tensor.
 
-    for x, y in batches:
-        loss_fn(ddp(x), y).backward()
-        ddp.finish()        # the gradients of all ranks become their mean
-        optimizer.step()
-        optimizer.zero_grad()
+    All steps train alike:
+
+        for x, y in batches:
+            loss_fn(ddp(x), y).backward()
+            ddp.finish()        # the gradients of all ranks become their mean
+            optimizer.step()
+            optimizer.zero_grad()
     """
 
     def _assign(self, params: Sequence[Parameter]) -> list[list[Parameter]]:

@@ -35,10 +35,10 @@ class Diagnosis:
     kind: one of `ddplab.faults.FAULTS`, or "exception", "mismatch" (no majority says who is wrong), "no_show" (a rank
     did not come, and nothing tells why), "stuck" (all wait in the same collective); None where nothing is wrong, or
     nothing can be told (see evidence).
-    ranks: who did it. operation: the collective that it concerns, by torch's name. sizes: its shapes, as the healthy
-    ranks have them. seq: its number in its process group. step: of the training, from the logs.
-    where: the place in the program, of the rank at fault. evidence: the lines that show it. fix: what to do.
-    lost: files that could not be read. notes: what was guessed or is odd. read: how many files said something.
+    ranks: who did it.  operation: the collective that it concerns, by torch's name.  sizes: its shapes, as the healthy
+    ranks have them.  seq: its number in its process group.  step: of the training, from the logs.
+    where: the place in the program, of the rank at fault.  evidence: the lines that show it.  fix: what to do.
+    lost: files that could not be read.  notes: what was guessed or is odd.  read: how many files said something.
     """
 
     kind: str | None

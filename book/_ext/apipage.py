@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from docutils import nodes
@@ -13,6 +15,50 @@ from sphinx.util.docutils import SphinxDirective
 import ddplab
 
 log = logging.getLogger(__name__)
+_ITEM = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (?=\S)")  # an argument, or several that share a sentence
+_ROW = re.compile(r"([A-Za-z_]\w*) {2,}(?=\S)")  # of a table of names
+_POINT = re.compile(r"(?:Paper|Bytes|Bias|Memory|Loses when|Sources?|Raises|Returns)\b")
+
+
+def markdown(doc: str, known: Iterable[str] = ()) -> str:
+    """A docstring as Markdown: what its indents and columns say to the eye becomes lists, and <name> is no HTML.
+
+    `name: what it is` is an item in a section such as "Args:", and elsewhere if the name is `known`.
+    """
+    known = set(known)
+
+    def names(text: str, indent: int) -> re.Match[str] | None:
+        found = _ITEM.match(text)
+        mine = found and {name.strip("* ") for name in found[1].split(",")} <= known
+        return found if mine or (found and indent == 4) else _ROW.match(text) if indent in (0, 4) else None
+
+    def apart(found: re.Match[str]) -> str:  # a second argument in one line stands behind two spaces
+        return "\n" + found[1] + found[2] if names(found[2] + "x", 0) else found[0]
+
+    doc = re.sub(r"(?<=\S) {2,}()((?:\w+, )*\w+: )(?=\S)", apart, doc) if known else doc
+    lines, code, before, listed = [], False, "", None
+    for line in doc.splitlines():
+        text = line.lstrip()
+        indent = len(line) - len(text)
+        code = indent >= 4 and (code or not before)
+        if not text:
+            listed = None
+        elif not code:
+            found = names(text, indent)
+            text = re.sub(r"(`[^`]*`)|<", lambda part: part[1] or r"\<", text)
+            if found:
+                if listed is None and before:
+                    lines.append("")
+                listed = indent
+                text = f"- {', '.join(f'`{name}`' for name in found[1].split(', '))}: {text[found.end() :]}"
+            elif listed is not None and indent >= listed and not _POINT.match(text):
+                text = "  " + text  # goes on with the item
+            elif before and (listed is not None or _POINT.match(text)):
+                lines.append("")
+                listed = None
+        lines.append(line if code else text)
+        before = text
+    return "\n".join(lines)
 
 
 def _parameter(p: inspect.Parameter) -> str:
@@ -74,6 +120,10 @@ class Api(SphinxDirective):
 
     def entry(self, name: str, value: Any) -> nodes.section:
         section = nodes.section("", nodes.title("", name), ids=[f"ddplab-{name}"])
+        if isinstance(value, dict):  # its docstring would be Python's
+            kinds = " or ".join(sorted({type(kept).__name__ for kept in value.values()}))
+            section += self.parse_text_to_nodes(f"A dictionary of `{kinds}`: {', '.join(f'`{key}`' for key in value)}.")
+            return section
         if not callable(value):
             section += self.doc(name, value)
             return section
@@ -101,7 +151,9 @@ class Api(SphinxDirective):
         if not text:
             log.warning("%s has no docstring", name, location=(self.env.docname, self.lineno), type="api")
             return []
-        return self.parse_text_to_nodes(text)
+        error = inspect.isclass(value) and issubclass(value, BaseException)  # Python knows no signature of these
+        known = inspect.signature(value).parameters if callable(value) and not error else ()
+        return self.parse_text_to_nodes(markdown(text, known))
 
 
 def setup(app: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """DDP over a two-level all-reduce: fp32 all the way, but only one copy of the gradients leaves each host.
 
-state = ddplab.Hierarchical()           # asks the ranks which of them share a host
-ddp.register_comm_hook(state, ddplab.hierarchical_hook)
+It is registered like all hooks:
+
+    state = ddplab.Hierarchical()           # asks the ranks which of them share a host
+    ddp.register_comm_hook(state, ddplab.hierarchical_hook)
 """
 
 from __future__ import annotations
