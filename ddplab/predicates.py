@@ -128,7 +128,8 @@ def wanted(rule: dict[str, Any]) -> str:
 def outcome(name: str, rule: dict[str, Any], value: Any) -> tuple[str, str, str]:
     """What was measured, the value, and what else would have done: ("ring takes", "649.7 µs", " (650 ± 0.5 µs)")."""
     exact = "expected" in rule and not {"tolerance", "rtol"} & rule.keys()
-    return name.replace("_", " "), in_words(value) + _unit(rule), "" if exact else f" ({wanted(rule)})"
+    name = name.replace("_", " ").replace("GBps", "GB/s")
+    return name, in_words(value) + _unit(rule), "" if exact else f" ({wanted(rule)})"
 
 
 def _unit(rule: dict[str, Any]) -> str:

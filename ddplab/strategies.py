@@ -54,10 +54,11 @@ def strategies(
     """Memory and traffic of each strategy for a model of so many parameters; derived, activations not included.
 
     param_bytes, grad_bytes, state_bytes: bytes of a parameter, of its gradient, of its optimizer state. The default is
-        fp32 with Adam. bf16 with a master copy in fp32 is 2, 2, 12 {ZeRO, section 3.1}.
+        fp32 with Adam. bf16 with a master copy in fp32 is 2, 2, 12 (ZeRO, section 3.1).
     blocks: equal blocks that FSDP gathers one by one; two are there at a time, since the next is fetched early.
     every: local steps between two averages of local SGD and DiLoCo.
-    Rings everywhere: a flat ring over all ranks leaves each host once. Sources: rajbhandari2020 for ZeRO; torch's
+
+    Rings everywhere: a flat ring over all ranks leaves each host once. Sources: Rajbhandari et al. (2020); torch's
     ZeroRedundancyOptimizer, DistributedDataParallel and fully_shard for what is kept. ValueError for other numbers.
     """
     number(parameters, "parameters", 0, _MOST, above=True)

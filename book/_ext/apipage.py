@@ -130,12 +130,12 @@ class Api(SphinxDirective):
         section += nodes.literal_block("", signature(name, value), language="python")
         section += self.doc(name, value)
         if inspect.isclass(value):
-            members = [self.member(name, key, raw) for key, raw in vars(value).items() if not key.startswith("_")]
+            members = [self.member(value, key, raw) for key, raw in vars(value).items() if not key.startswith("_")]
             if members := [m for m in members if m is not None]:
                 section += nodes.definition_list("", *members)
         return section
 
-    def member(self, owner: str, key: str, raw: Any) -> nodes.definition_list_item | None:
+    def member(self, owner: type, key: str, raw: Any) -> nodes.definition_list_item | None:
         """A public method or property; None for a plain attribute, which the class's own docstring explains."""
         if isinstance(raw, property):
             head, value = key, raw.fget
@@ -143,8 +143,11 @@ class Api(SphinxDirective):
             head, value = signature(key, inner, width=10_000).removeprefix("def "), inner
         else:
             return None
+        first = next((base for base in owner.__mro__ if getattr(vars(base).get(key), "__doc__", None)), owner)
+        if not first.__module__.startswith("ddplab"):
+            return None  # torch's words, in torch's markup
         term = nodes.term("", "", nodes.literal("", head))
-        return nodes.definition_list_item("", term, nodes.definition("", *self.doc(f"{owner}.{key}", value)))
+        return nodes.definition_list_item("", term, nodes.definition("", *self.doc(f"{owner.__name__}.{key}", value)))
 
     def doc(self, name: str, value: Any) -> list[nodes.Node]:
         text = inspect.getdoc(value)
