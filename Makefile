@@ -12,7 +12,13 @@ STAMP  := .venv/.installed
 LIMIT  := $(if $(filter 0,$(QUICK)),3600,600)
 # tests of the quick edition run side by side; the measurements of the full one have the machine to themselves
 WORKERS ?= $(if $(filter 0,$(QUICK)),0,2)
+ours   := PYTHON QUICK RANKS DEVICE LINK WORKERS LIMIT ARGS
+wrong  := $(foreach name,$(.VARIABLES),$(if $(filter command%,$(origin $(name))),$(filter-out $(ours),$(name))))
+$(if $(strip $(wrong)),$(error unknown: $(strip $(wrong)); the names here are $(ours)))
 NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
+
+# where it is set, every process of the book and the tests compiles all of the package again
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: book test exercises lint links clean

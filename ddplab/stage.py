@@ -29,10 +29,10 @@ def _files(folder: Path) -> list[Path]:
 
 def fingerprint(root: Path, path: Path, values: dict[str, Any]) -> str:
     """A key that changes with anything that could change the notebook's outputs: sources, data, packages, machine."""
-    seen = {
+    seen: dict[str, Any] = {
         "values": {name: repr(value) for name, value in values.items()},
-        "machine": [platform.platform(), platform.processor(), os.cpu_count(), sys.version],
-        "packages": sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions()),
+        "machine": [platform.platform(), platform.processor(), os.cpu_count()],
+        "software": _software(),
         "env": {k: v for k, v in os.environ.items() if k.startswith(("DDPLAB_", "NCCL_", "CUDA_", "TORCH_"))},
     }
     files = [path, root / "book/claims.yml"]
@@ -46,9 +46,13 @@ def recorded(root: Path) -> str:
     return _digest(_files(root / "labs/results"))
 
 
-def _digest(files: Iterable[Path]) -> str:
-    found = [[f.name, hashlib.sha256(f.read_bytes()).hexdigest()] for f in files if f.exists()]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+def _software() -> list[str]:
+    return [sys.version, *sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions())]
+
+
+def _digest(files: Iterable[Path], also: Iterable[str] = ()) -> str:
+    found = [[*f.parts[-2:], hashlib.sha256(f.read_bytes()).hexdigest()] for f in files if f.exists()]
+    return hashlib.sha256(json.dumps([found, *also]).encode()).hexdigest()
 
 
 def mirror(root: Path, notebooks: set[Path], keep: Iterable[Path] = ()) -> None:
@@ -80,9 +84,14 @@ def mirror(root: Path, notebooks: set[Path], keep: Iterable[Path] = ()) -> None:
 def build_html(root: Path) -> Path:
     """Build `_build/html` from the stage; any warning is a PageError. Returns the path of the first page.
 
-    Always every page: a second incremental build after a failed one reads nothing anew and would succeed.
+    All pages or none: an incremental build after a failed one reads nothing anew and would succeed. Where neither
+    the stage, nor what builds from it, nor the pages changed since the last good build, the pages are kept.
     """
-    stage, html = root / "_build/executed", root / "_build/html"
+    stage, html, note = root / "_build/executed", root / "_build/html", root / "_build/built.txt"
+    made_from = _digest([*_files(stage), *_files(Path(__file__).parent)], _software())
+    if note.exists() and note.read_text("utf8") == f"{made_from} {_digest(_files(html))}\n":
+        return html / "index.html"
+    note.unlink(missing_ok=True)
     shutil.rmtree(html, ignore_errors=True)  # a page that was renamed must not stay
     tool = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     options = ["--path-output", str(root), "-n", "-W", "--keep-going", "--all", "-q"]
@@ -95,4 +104,5 @@ def build_html(root: Path) -> Path:
         problems = [line for line in text.splitlines() if re.search(r"WARNING|ERROR|CRITICAL", line)]
         shown = "\n".join(problems[:40]) or text[-3000:]
         raise PageError("the book was not built:\n" + shown.replace(f"{stage}/", ""))
+    note.write_text(f"{made_from} {_digest(_files(html))}\n", "utf8")
     return html / "index.html"

@@ -29,6 +29,7 @@ QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-componen
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--given", action="append", default=[], metavar="NAME=VALUE", help="a parameter for the notebooks")
     parser.addoption("--every-lab", action="store_true", help="drive every lab in JupyterLab, not only one")
+    parser.addoption("--every-view", action="store_true", help="check each page in light and dark, wide and narrow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,17 +58,20 @@ def check_given(items: list[str]) -> None:
 
 @functools.cache
 def needs_the_book(file: str) -> bool:
-    """Whether a test of this file, a path in the checkout, takes the executed notebooks or what is built from them."""
-    return bool(re.search(r"def test_\w+\([^)]*\b(executed|html|site|watch)\b", (ROOT / file).read_text("utf8")))
+    """Whether a test or fixture of this file, a path in the checkout, takes the executed notebooks or their pages."""
+    return bool(re.search(r"def \w+\([^)]*\b(executed|html|site|watch)\b", (ROOT / file).read_text("utf8")))
 
 
 @functools.cache
 def takes_a_browser(file: str) -> bool:
-    """Whether a test of this file, a path in the checkout, drives a page."""
-    return bool(re.search(r"def test_\w+\([^)]*\b(browser|show|watch)\b", (ROOT / file).read_text("utf8")))
+    """Whether a test or fixture of this file, a path in the checkout, drives a page."""
+    return bool(re.search(r"def \w+\([^)]*\b(browser|show|watch)\b", (ROOT / file).read_text("utf8")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:  # a file that was not seen to need the notebooks would execute them all once more
+        if "executed" in getattr(item, "fixturenames", ()) and not needs_the_book(item.nodeid.partition("::")[0]):
+            raise pytest.UsageError(f"{item.nodeid} takes the executed notebooks; needs_the_book overlooks that")
     if hasattr(config, "workerinput"):  # the longest unit first, so that the workers end together; then by browser
 
         def place(item: pytest.Item) -> tuple[bool, bool]:

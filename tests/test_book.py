@@ -14,8 +14,6 @@ from conftest import ROOT
 
 from ddplab.pages import pages
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
-
 
 def chapter_pages(html: Path) -> list[str]:
     """Every page of the book, as a path below the folder of the pages."""
@@ -24,9 +22,11 @@ def chapter_pages(html: Path) -> list[str]:
     return found
 
 
-def test_every_page_is_silent_and_asks_for_nothing_outside(watch, html):
+def test_pages_are_silent_over_http_too_and_ask_for_nothing_outside(watch, html):
+    """From disk, every page is: see test_everywhere. Here one of each kind."""
     seen = watch("http")
-    for path in chapter_pages(html):
+    assert len(chapter_pages(html)) > 30
+    for path in ("book/intro.html", "book/ring.html", "labs/02_ring.html", "book/claims.html", "book/api.html"):
         page = seen.open(path)
         assert page.evaluate("document.querySelectorAll('article h1').length") == 1, path
         assert (seen.problems, seen.outside) == ([], []), path
@@ -41,18 +41,6 @@ def test_search_works_without_a_network(watch, scheme):
     titles = page.evaluate("[...document.querySelectorAll('#search-results li > a')].map(a => a.textContent)")
     assert any("ring" in title.lower() for title in titles)
     assert (seen.problems, seen.outside) == ([], [])
-
-
-def test_every_page_is_silent_from_disk_too_and_no_wider_than_a_phone(watch, html):
-    seen = watch("file", **PHONE)
-    for path in chapter_pages(html):
-        page = seen.open(path)
-        wide = page.evaluate(
-            """() => document.documentElement.scrollWidth <= 390 ? [] : [...document.querySelectorAll('article *')]
-               .filter(e => e.getBoundingClientRect().right > 391).slice(0, 5).map(e => e.outerHTML.slice(0, 80))"""
-        )
-        assert wide == [], path
-        assert (seen.problems, seen.outside) == ([], []), path
 
 
 CONTRAST = """() => {

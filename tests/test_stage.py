@@ -104,6 +104,41 @@ def test_pages_carry_no_script_for_formulas_and_no_path_of_this_machine(small):
         assert not re.search("<script[^>]*mathjax|MathJax *=", text) and str(small) not in text
 
 
+def test_pages_are_kept_where_nothing_changed_and_made_anew_where_anything_did(small, tmp_path, monkeypatch):
+    """The tool is not needed for a second build; a changed stage, a lost page and a page that differs need it."""
+    root = tmp_path / "again"
+    shutil.copytree(small, root)
+
+    class Called(Exception):
+        pass
+
+    def tool(*_, **__):
+        raise Called
+
+    monkeypatch.setattr("ddplab.stage.subprocess.run", tool)
+    kept = page(root, "other")
+    assert build_html(root) == root / "_build/html/index.html" and page(root, "other") == kept
+
+    def appended(file):
+        file.write_text(file.read_text("utf8") + "\n", "utf8")
+
+    changes = {
+        "_build/executed/book/other.md": appended,
+        "_build/executed/_config.yml": appended,
+        "_build/executed/book/_ext/lean.py": appended,
+        "_build/html/book/other.html": appended,
+        "_build/html/book/intro.html": Path.unlink,
+        "_build/built.txt": appended,
+    }
+    for file, change in changes.items():
+        shutil.rmtree(root)
+        shutil.copytree(small, root)
+        change(root / file)
+        with pytest.raises(Called):
+            build_html(root)
+        assert not (root / "_build/built.txt").exists(), "a build that fails is not taken for a good one"
+
+
 @pytest.fixture(scope="module")
 def broken(small, tmp_path_factory) -> str:
     """The same book with one of each mistake: what the build says about it."""

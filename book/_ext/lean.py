@@ -2,7 +2,7 @@
 
 - The theme's script version of Font Awesome (1.5 MB) goes: its web font, shipped too, draws the same icons.
 - A page with exercises offers them as a notebook without the answers; the theme's download button serves the same.
-- Two labels that hide a button's own text from screen readers go.
+- Two labels that hide a button's own text from screen readers go, and a role that no list may hold.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sphinx import addnodes
 _EDITS = [
     (re.compile(r"\s*<script[^>]*fontawesome\.js[^>]*></script>"), ""),
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    (re.compile(r'(<div class="citation"[^>]*) role="doc-biblioentry"'), r'\1 role="listitem"'),
     (re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="Search"'), r"\1"),
 ]
 

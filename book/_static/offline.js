@@ -30,6 +30,13 @@ addEventListener("DOMContentLoaded", () => {
   }
 });
 
+// What unfolds may scroll: the theme finds boxes that scroll, and gives them to the keyboard, at a change of size only.
+// And not formulas: those are found here.
+addEventListener("toggle", () => dispatchEvent(new Event("resize")), true);
+for (const change of ["load", "resize"]) addEventListener(change, () => {
+  for (const box of document.querySelectorAll("article div.math")) box.tabIndex = box.scrollWidth > box.clientWidth ? 0 : -1;
+});
+
 // Paper is white, and code that is folded on the screen is wanted on paper.
 let before = null;
 addEventListener("beforeprint", () => {
