@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+STILL = {"reduced_motion": "reduce"}  # to draw what moves, frame by frame without a GPU, takes most of a test's time
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
@@ -253,7 +254,7 @@ def watch(browser: Any, site: str, html: Path) -> Iterator[Any]:
     contexts = []
 
     def make(scheme: str = "http", **options: Any) -> Watch:
-        contexts.append(browser.new_context(**options))
+        contexts.append(browser.new_context(**STILL | options))
         return Watch(contexts[-1], site if scheme == "http" else html.as_uri())
 
     yield make
@@ -275,7 +276,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
         def make(*figures: Any, scheme: str = "http", head: str = "", **options: Any) -> Watch:
             (tmp_path / "figure.html").write_text(a_page(*figures, head=head), "utf-8")
-            contexts.append(browser.new_context(**options))
+            contexts.append(browser.new_context(**STILL | options))
             watched = Watch(contexts[-1], address if scheme == "http" else tmp_path.as_uri())
             watched.open("figure.html")
             return watched

@@ -68,7 +68,7 @@ def unpacked(html: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(browser: Any, unpacked: Path) -> Iterator[Watch]:
     """One tab for all pages, which can reach nothing but the folder."""
-    context = browser.new_context(viewport=SCREEN, color_scheme="light")
+    context = browser.new_context(viewport=SCREEN, color_scheme="light", reduced_motion="reduce")
     yield Watch(context, unpacked.as_uri())
     context.close()
 

@@ -219,7 +219,7 @@ def test_a_hierarchical_schedule_is_drawn_on_hosts() -> None:
 @pytest.mark.parametrize(("schedule", "g"), ON_HOSTS, ids=lambda v: getattr(v, "name", str(v)))
 def test_hosts_show_what_crosses_between_them(show: Any, schedule: dl.Schedule, g: int) -> None:
     """Arrows by kind, the bytes that left each host, and labels that neither overlap nor leave the picture."""
-    watched = show(Stepper(schedule, ranks_per_host=g, nbytes=schedule.chunks * 1000), reduced_motion="reduce")
+    watched = show(Stepper(schedule, ranks_per_host=g, nbytes=schedule.chunks * 1000))
     look = """() => {
       const all = q => [...document.querySelectorAll(q)], box = e => e.getBoundingClientRect();
       const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
@@ -264,7 +264,6 @@ def test_nothing_overflows_or_overlaps_on_a_phone(show: Any) -> None:
       const things = all('.ddp-box, .ddp-parcel rect').map(box);
       const crossed = things.flatMap((a, i) => things.slice(i + 1).filter(b => meet(a, b)));
       return [document.documentElement.scrollWidth, spilt.map(cell => cell.title), crossed.length]; }"""
-    page.emulate_media(reduced_motion="reduce")  # measure the labels where they come to rest
     for variant, ranks in RINGS[:7] + RINGS[-7:]:  # one of each direction
         for step, found in enumerate(frames(page, variant, ranks, look)):
             assert found == [390, [], 0], (variant, ranks, step)
