@@ -15,6 +15,11 @@ import ddplab as dl
 matplotlib.use("Agg")
 
 
+@pytest.fixture(autouse=True)
+def no_figure_of_others():
+    plt.close("all")
+
+
 def said(made):
     return html.unescape(re.sub(r"<[^>]+>", "", made.status.value))
 

@@ -70,7 +70,7 @@ def slider_text(page: Any, figure: int) -> str:
 def run_all(browser: Any, lab: tuple[str, str, Path], name: str) -> tuple[Watch, Any]:
     """Open a notebook of the lab's folder and choose Run All; the watched page, and the page."""
     address, token, _ = lab
-    context = browser.new_context(viewport={"width": 1300, "height": 1500}, reduced_motion="reduce")
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(120_000)  # a busy machine takes long to load JupyterLab; a quick one does not wait
     watched = Watch(context, address)
     page = watched.open(f"lab/tree/{name}?token={token}&reset")  # without the tabs of earlier tests

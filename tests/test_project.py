@@ -20,6 +20,7 @@ INSTALLED = {
     "pynvml": "nvidia-ml-py",
     "xdist": "pytest-xdist",
     "IPython": "ipython",
+    "axe_playwright_python": "axe-playwright-python",
 }
 # come with a requirement that is built on them
 IMPLIED = {"docutils", "sphinx", "traitlets", "conftest", "ddplab", "jupyter_client", "torchgen"}

@@ -132,13 +132,13 @@ def test_ranks_variant_and_payload_are_chosen_in_the_figure(show: Any) -> None:
 
 
 def test_every_frame_shows_what_the_schedule_says(show: Any) -> None:
-    """Sums, events, owners, arrows and bytes, for every variant, number of ranks and step."""
+    """Sums, events, owners, arrows and bytes, for every variant and step, for small, odd, prime and most ranks."""
     page = show(RingStepper(2)).page
     size, units = 102.4e6, {"B": 1, "kB": 1e3, "MB": 1e6}
     look = f"""() => [({CELLS})(), document.querySelectorAll('.ddp-busy').length,
       document.querySelectorAll('.ddp-parcel').length,
       [...document.querySelectorAll('.ddp-who > span')].map(e => e.textContent)]"""
-    for variant, ranks in RINGS:
+    for variant, ranks in [ring for ring in RINGS if ring[1] in (2, 3, 5, 8)]:
         schedule = known_ring(variant, ranks)
         states, owners = schedule.states(), schedule.verify()
         for step, (table, arrows, labels, counts) in enumerate(frames(page, variant, ranks, look)):
@@ -180,9 +180,9 @@ def test_where_the_article_breaks(show: Any) -> None:
 def test_any_small_schedule_can_be_driven(show: Any, schedule: dl.Schedule) -> None:
     watched = show(Stepper(schedule))
     page = watched.page
-    for step in range(schedule.steps + 1):
-        go(page, step)
-        assert step_of(page).startswith(f"step {step} of {schedule.steps}")
+    said = page.evaluate(f"() => ({FRAMES})(() => document.querySelector('.ddp-slider').ariaValueText)")
+    assert [text.split(",")[0] for text in said] == [f"step {step} of {schedule.steps}" for step in range(len(said))]
+    assert len(said) == schedule.steps + 1
     assert {status for row in cells(page) for _, _, status in row} <= {"✓", "★"}
     number, unit = page.locator(".ddp-cost b").first.text_content().split()
     total = float(number) * {"B": 1, "MB": 1e6, "GB": 1e9}[unit]
