@@ -45,6 +45,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Pa
     command += ["--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate"]
     server = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     said = []
+    drain = threading.Thread(target=lambda: said.extend(server.stderr), daemon=True)  # a full pipe would stop it
     try:
         for line in server.stderr:
             said.append(line)
@@ -52,15 +53,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Pa
                 break
         else:
             pytest.fail(f"JupyterLab ended before it listened:\n{''.join(said)}")
-        drain = threading.Thread(target=lambda: said.extend(server.stderr), daemon=True)  # a full pipe would stop it
         drain.start()
         yield found[0], token, work
     finally:
         kernels = psutil.Process(server.pid).children(recursive=True)
         server.kill()  # asked to end, it takes ten seconds; a kernel whose server is gone ends by itself
         server.wait()
-        server.stderr.close()
         assert psutil.wait_procs(kernels, timeout=20)[1] == []
+        if drain.ident:
+            drain.join(20)  # the last process that could write has ended
+        server.stderr.close()
 
 
 def slider_text(page: Any, figure: int) -> str:
