@@ -104,6 +104,7 @@ def test_a_page_works_from_a_zip_for_everyone(seen: Watch, path: str, request: p
     page.emulate_media(color_scheme="light")
     seen.open(f"{path}.html")
     assert page.evaluate("document.querySelectorAll('article h1').length") == 1
+    assert page.locator("meta[name=viewport][content*='width=device-width']").count(), "a phone would shrink the page"
     press_everything(page)
     if axe := every or path in KINDS:
         page.evaluate(AXE)
