@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
+import importlib.metadata
 import os
 import select
 import signal
@@ -27,8 +29,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ddplab._hugepages import collapse
+
 _START, _PRELOAD = b"s", b"p"
 _PARENT_CHECK_S = 5.0
+_MANY = 10  # launches, from which on it pays to rearrange the memory that they are forked from
 
 _lock = threading.Lock()
 _server: ForkServer | None = None
@@ -112,6 +117,20 @@ def stop() -> None:
             _server = None
 
 
+def load() -> None:
+    """What every rank would load, look up or copy for itself is here before it is forked."""
+    import numpy.random  # noqa: F401  (numpy leaves it out until it is used)
+    import torch.distributed  # noqa: F401
+
+    from ddplab import _rank
+
+    _rank.seed_everything(0)
+    # torch 2.14 asks for backends of other packages whenever a group is made: a read of every installed package's files
+    importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
+    importlib.metadata.entry_points(group="torch.distributed.backends")
+    gc.freeze()  # a collection in a rank would write to, and so copy, every page of torch's objects
+
+
 def serve(fd: int) -> None:
     """The server process: fork one supervisor for each connection that arrives on the socket `fd`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -119,12 +138,10 @@ def serve(fd: int) -> None:
     parent = os.getppid()
     control = socket.socket(fileno=fd)
 
-    import torch.distributed  # noqa: F401  (here, so that every rank has it already)
-
-    from ddplab import _rank  # noqa: F401
     from ddplab._supervisor import supervise
 
-    gc.freeze()  # a collection in a rank would write to, and so copy, every page of torch's objects
+    load()
+    launches, moved = 0, False
     while os.getppid() == parent:  # a child that the caller forked may keep the socket open after the caller died
         if not select.select([control], [], [], _PARENT_CHECK_S)[0]:
             continue
@@ -137,7 +154,12 @@ def serve(fd: int) -> None:
                 import torch._dynamo  # noqa: F401
 
             gc.freeze()
+            moved = False
             continue
+        launches += 1
+        if launches > _MANY and not moved:
+            collapse()
+            moved = True
         if os.fork() == 0:
             code = 1
             try:

@@ -4,16 +4,22 @@ It happens with one thread, because OpenBLAS and OpenMP would start a pool of th
 parent's. matplotlib takes its backend from the environment when it is imported: the one that a kernel would set.
 """
 
+import gc
 import importlib
 import os
+
+from ddplab._hugepages import collapse
 
 _given = dict(os.environ)
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-_others = ["ipykernel.kernelapp", "matplotlib.pyplot", "seaborn", "torch._dynamo", "torchvision", "myst_nb.core.read"]
+_others = ["ipykernel.kernelapp", "matplotlib.pyplot", "numpy.random", "seaborn"]
+_others += ["torch._dynamo", "torchvision", "myst_nb.core.read"]
 for _name in _others:
     importlib.import_module(_name)
 for _name in ["_rank", "_supervisor", "_warm", "notebooks"]:
     importlib.import_module(f"ddplab.{_name}")
 os.environ.clear()
 os.environ.update(_given)
+gc.freeze()  # a collection in a fork would write to, and so copy, every page of all these modules
+collapse()

@@ -171,7 +171,8 @@ def test_all_cores_on_two_machines_of_four_ranks_under_torchrun(batch, tmp_path)
                     os.killpg(agent.pid, signal.SIGKILL)
                     agent.wait()
         sent = [link.sent for link in hosts.counters()]
-    assert [agent.returncode for agent in agents] == [0, 0], said
+    if any(agent.returncode for agent in agents):
+        pytest.fail("\n".join(f"agent {host}: {text}" for host, texts in enumerate(said) for text in texts))
     lines = (said[0][0] + said[1][0]).splitlines()  # rank 0 alone prints, and it may be on either
     assert lines[0] == "# 8 ranks on 2 machines (4 + 4), gloo on cpu"
     assert {line.split()[0] for line in lines[1:-1]} == CORES.keys()
