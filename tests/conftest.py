@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import http.server
 import os
 import re
@@ -89,6 +90,7 @@ def pytest_collection_finish() -> None:
     for module in list(sys.modules.values()):
         if (getattr(module, "__file__", None) or "").startswith(f"{ROOT}/tests/"):
             cloudpickle.register_pickle_by_value(module)
+    gc.freeze()  # what was collected stays to the end: no need to search it for garbage again and again
 
 
 @pytest.hookimpl(optionalhook=True)

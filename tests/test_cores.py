@@ -19,6 +19,7 @@ from ddplab.hosts import Hosts, hosts_problem
 LABS = sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
 SCRIPT = ROOT / "book/slurm.sbatch"
 PER_HOST = 4
+PROBLEM = hosts_problem()
 
 
 def test_every_lab_has_a_core():
@@ -150,7 +151,7 @@ def test_the_batch_script_starts_one_agent_a_machine(batch):
     assert [line.split()[1] for line in head][1:3] == ["--nodes=2", "--ntasks-per-node=1"]
 
 
-@pytest.mark.skipif(bool(hosts_problem()), reason=str(hosts_problem()))
+@pytest.mark.skipif(bool(PROBLEM), reason=str(PROBLEM))
 def test_all_cores_on_two_machines_of_four_ranks_under_torchrun(batch, tmp_path):
     """The batch script's own command, once in each of two emulated hosts, which share nothing but a link."""
     (_, *command), env = batch(IFACE="e0", RANKS_PER_NODE=str(PER_HOST))

@@ -16,6 +16,7 @@ from ddplab.launch import launch
 
 SHARE = {"fp16": 0.5, "int8": 0.25, "onebit": 1 / 32}
 STEPS = 3
+PROBLEM = hosts_problem()
 
 
 def counted():
@@ -45,7 +46,7 @@ def counted():
     return found
 
 
-@pytest.mark.skipif(bool(hosts_problem()), reason=str(hosts_problem()))
+@pytest.mark.skipif(bool(PROBLEM), reason=str(PROBLEM))
 def test_the_kernel_counts_what_the_state_says():
     with Hosts(4, link="10gbit") as hosts:
         ranks = launch(counted, hosts=hosts, timeout=180)
