@@ -19,6 +19,14 @@ from ddplab import __version__
 from ddplab._torch_probe import finish, start
 
 PACKAGES = ("torch", "numpy", "pandas", "jupyter-book", "papermill", "jupyterlab", "pyroute2")
+BROWSERS = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 OLDEST_TORCH = (2, 9)
 MOST_RANKS = 16  # what the executor is tested with
 # A forked rank has 60 MiB of its own (measured, torch 2.14 on Linux); the rest is five copies of a 64 MiB tensor, which
@@ -40,7 +48,7 @@ def examine(attempt: bool = True) -> dict:
         "versions": {name: _version(name) for name in PACKAGES},
         **_memory(),
         "hosts_problem": _hosts_problem(),
-        "chromium": _chromium(),
+        "chromium": find_browser(),
         "make": shutil.which("make"),
         "gpu_devices": len(list(Path("/dev").glob("nvidia[0-9]*"))),
     }
@@ -172,13 +180,11 @@ def _hosts_problem() -> str | None:
     return hosts_problem()
 
 
-def _chromium() -> str | None:
-    names = (
-        os.environ.get("CHROMIUM") or "chromium",
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-        "chrome",
-    )
-    return next(filter(None, map(shutil.which, names)), None)
+def find_browser() -> str | None:
+    """The path of a Chromium for the tests: the variable CHROMIUM, else what is installed; None without one.
+
+    Debian's chromium-headless-shell comes first: the same engine without windows, which opens a page in a third of
+    the processor's time.
+    """
+    own = os.environ.get("CHROMIUM")
+    return next(filter(None, map(shutil.which, ((own,) if own else ()) + BROWSERS)), None)

@@ -13,7 +13,6 @@ import gc
 import http.server
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 STILL = {"reduced_motion": "reduce"}  # to draw what moves, frame by frame without a GPU, takes most of a test's time
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # nothing outside of this machine has an address
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -149,13 +149,13 @@ def html(executed: dict[str, Any]) -> Path:
     return build_html(ROOT).parent
 
 
-def find_browser() -> str:
+def browser_path() -> str:
     """The path of a Chromium; without one the test is skipped, and on a CI machine it fails."""
-    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    for name in filter(None, names):
-        if path := shutil.which(name):
-            return path
-    reason = "no Chromium: install it (apt-get install chromium) or put its path into the variable CHROMIUM"
+    from ddplab.doctor import find_browser
+
+    if path := find_browser():
+        return path
+    reason = "no Chromium: install it (apt-get install chromium-headless-shell) or put its path into CHROMIUM"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -171,9 +171,9 @@ def browser() -> Any:
 
     if not _open or not _open[1].is_connected():
         close_browser()
-        path = find_browser()
+        path = browser_path()
         playwright = sync_playwright().start()
-        flags = ["--no-sandbox", "--no-first-run", *QUIET]
+        flags = ["--no-sandbox", "--no-first-run", ALONE, *QUIET]
         _open.extend([playwright, playwright.chromium.launch(executable_path=path, args=flags)])
     return _open[1]
 
@@ -232,18 +232,15 @@ class Watch:
         self.outside: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(f"exception {error}"))
         self.page.on("console", self._console)
-        self.page.route("**/*", self._route)
+        self.page.on("request", self._request)
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.problems.append(f"{message.type} {message.text}")
 
-    def _route(self, route: Any) -> None:
-        if route.request.url.startswith((self.base, "data:", "blob:")):
-            route.continue_()
-        else:
-            self.outside.append(route.request.url)
-            route.abort()
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith((self.base, "data:", "blob:")):
+            self.outside.append(request.url)
 
     def open(self, path: str) -> Any:
         self.page.goto(f"{self.base}/{path}", wait_until="load")

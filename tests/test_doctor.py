@@ -61,10 +61,22 @@ def test_facts_of_this_machine_match_the_system(facts):
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["cores"] == len(os.sched_getaffinity(0))
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
-    assert facts["chromium"] == (shutil.which("chromium") or facts["chromium"])
+    assert bool(facts["chromium"]) == bool(os.environ.get("CHROMIUM") or any(map(shutil.which, doctor.BROWSERS)))
     page = os.sysconf("SC_PAGE_SIZE")
     assert facts["memory_total_bytes"] <= os.sysconf("SC_PHYS_PAGES") * page
     assert 0 < facts["memory_available_bytes"] <= facts["memory_total_bytes"]
+
+
+def test_the_browser_is_the_quickest_that_is_there_or_the_users_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    assert doctor.find_browser() is None
+    for name in ("google-chrome", "chromium", "chromium-headless-shell"):
+        (tmp_path / name).touch(0o755)
+        assert doctor.find_browser() == str(tmp_path / name)
+    (tmp_path / "mine").touch(0o755)
+    monkeypatch.setenv("CHROMIUM", str(tmp_path / "mine"))
+    assert doctor.find_browser() == str(tmp_path / "mine")
 
 
 def test_two_ranks_really_met_on_gloo(facts):

@@ -18,6 +18,16 @@ import ddplab as dl
 from ddplab.figures import Figure, RingStepper, Stepper, base, figure_of
 
 
+def test_the_watch_sees_what_a_page_asks_of_others_and_it_gets_nothing(show):
+    """What every test of a page asserts with `outside == []` would otherwise hold for any page."""
+    watched = show(
+        RingStepper(4),
+        head='<link rel="stylesheet" href="http://192.0.2.1/a.css"><script src="//no.invalid/b.js"></script>',
+    )
+    assert watched.outside == ["http://192.0.2.1/a.css", "http://no.invalid/b.js"]
+    assert len(watched.problems) == 2 and all("ERR_NAME_NOT_RESOLVED" in problem for problem in watched.problems)
+
+
 def test_figures_on_one_page_are_independent(show: Any) -> None:
     watched = show(RingStepper(4), RingStepper(4), RingStepper(4, "gloo"))
     page = watched.page

@@ -1,9 +1,9 @@
 """What a rank leaves behind, whatever becomes of it: its log, its Python stack, its flight recorder.
 
 A job that is to be understood after its death has to write before it dies. So each rank has a black box. Everything
-that it says on stderr goes to a file, C++ warnings included. A watchdog thread looks whether steps still begin; if
-none does for `patience_s`, it writes the stack of every thread and the flight recorder, once, while the rank still
-hangs. The recorder is written again when the rank fails, and when it ends well.
+that it says on stderr goes to a file, C++ warnings included. Once the first step has begun, a watchdog thread looks
+whether others follow; if none does for `patience_s`, it writes the stack of every thread and the flight recorder,
+once, while the rank still hangs. The recorder is written again when the rank fails, and when it ends well.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class BlackBox:
         part.replace(path)
 
     def _watch(self) -> None:
+        self._beat.wait()  # many ranks on few cores take long to connect, and that is no hang
         while self._beat.wait(self.patience_s):
             self._beat.clear()
             if self._over.is_set():
