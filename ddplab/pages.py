@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +43,18 @@ def read(path: Path) -> nbformat.NotebookNode | None:
     Every cell gets its tags list (papermill needs one), an id by position (so that equal sources give equal copies),
     and `metadata.at`: where a person finds it, "line 12" of a Markdown file or "cell 3" of an .ipynb.
     """
+    return copy.deepcopy(_parsed(path, path.read_text("utf8")))
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(path: Path, text: str) -> nbformat.NotebookNode | None:
+    """What `read` gives: a page is asked for several times in a build, and to take it apart takes long."""
     import nbformat  # both take a second or more, and `dl.claim` needs no more of this module than PageError
     from myst_nb.core.read import is_myst_markdown_notebook, read_myst_markdown_notebook
 
     if path.suffix == ".ipynb":
-        nb, lines = nbformat.read(path, 4), None
+        nb, lines = nbformat.reads(text, 4), None
     else:
-        text = path.read_text("utf8")
         if not is_myst_markdown_notebook(text):
             return None
         nb = read_myst_markdown_notebook(text, add_source_map=True, path=path)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 
 import ddplab as dl
 from ddplab.capstone import SENDS_NOTHING
@@ -91,8 +90,10 @@ def test_profiles_survive_a_file(tmp_path: Path) -> None:
 
 def test_the_recorded_resnet50_is_torchvisions() -> None:
     """Names, shapes and places are the model's own, and the order is backward's: the head first, the stem last."""
+    from torchvision.models import resnet50
+
     with torch.device("meta"):
-        model = torchvision.models.resnet50()
+        model = resnet50()
     profile, about = dl.load_profile(Path(__file__).parents[1] / "labs/results/resnet50_profile.json")
     named = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     assert [(g.name, g.shape) for g in sorted(profile.gradients, key=lambda g: g.position)] == named

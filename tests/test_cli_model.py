@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import ddplab as dl
 from ddplab.cli import main
 
-pytest.importorskip("torchvision", reason="the layers of a named model come from torchvision")
+pytestmark = pytest.mark.skipif(find_spec("torchvision") is None, reason="a named model's layers are torchvision's")
 
 LINEAR = """
     import torch
