@@ -124,6 +124,25 @@ def test_windows_cut_differently_are_matched_by_their_ends(tmp_path):
     assert peers.tolist() == [3, 4, 4]
 
 
+def test_gloos_two_threads_may_begin_in_another_order_on_another_rank(tmp_path):
+    """Two steps with a large and a small bucket; on rank 1 the small one of the second step begins first."""
+    begins = {0: [(0, 4000), (1, 1000), (100, 4000), (101, 1000)], 1: [(0, 4000), (1, 1000), (101, 4000), (100, 1000)]}
+    for rank, calls in begins.items():
+        events = [
+            {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 0, "tid": 20 + n, "ts": ts,
+             "dur": 50, "args": {"Input Dims": [[n]], "Input type": ["float"]}}
+            for ts, n in calls
+        ]  # fmt: skip
+        document = {"distributedInfo": {"rank": rank, "world_size": 2, "backend": "gloo"}, "traceEvents": events}
+        (tmp_path / f"r{rank}.json").write_text(json.dumps(document))
+    report = dl.analyze_trace(tmp_path)
+    found = report.collectives[["message_bytes", "count", "ranks"]].to_dict("records")
+    assert sorted(found, key=lambda row: row["message_bytes"]) == [
+        {"message_bytes": 4 * n, "count": 2, "ranks": 2} for n in (1000, 4000)
+    ]
+    assert report.operations["peers"].tolist() == [2] * 8
+
+
 def test_point_to_point_has_no_common_end(tmp_path):
     for rank in range(2):
         kernel = {

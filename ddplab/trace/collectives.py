@@ -30,6 +30,7 @@ COLUMNS = [
     *("source", "kernel"),
 ]
 _ALONE = ("send", "recv", "send_recv")  # point to point: no common end, so nothing to match
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")  # on all ranks
 _SHIFTS = 200  # ways to lay a shorter window on a longer one that are tried
 
 
@@ -37,12 +38,17 @@ def matched(operations: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """(the operations with `number`, `instance`, `peers`, `transfer_ns`, `wait_ns` added; notes).
 
     operations: those of all ranks, with a column `rank`. They belong together by their order within process group and
-    collective: `number`, from 0. Rows of one `instance` (int) are one collective seen from its ranks; `peers`
-    is how many. Point-to-point operations, and what no other trace has, are instances of their own, without waiting.
+    collective: `number`, from 0. On gloo also within the size: its two threads work side by side, and on a busy machine
+    the operation that was enqueued second can begin first, on one rank and not on another. Rows of one `instance` (int)
+    are one collective seen from its ranks; `peers` is how many. Point-to-point operations, and what no other trace has,
+    are instances of their own, without waiting.
     """
     start, end = operations["start_ns"].to_numpy(), operations["end_ns"].to_numpy()
     rows_of: dict[tuple, dict[object, list[int]]] = {}
-    names = (operations[column].tolist() for column in ("collective", "group", "ranks", "rank"))
+    sizes = zip(*(operations[c].tolist() for c in ("name", "collective", "dtype", "message_bytes")), strict=True)
+    size = [tuple(of) if name.startswith("gloo:") and kind in _SAME_SIZE else None for name, kind, *of in sizes]
+    names = (operations[column].tolist() for column in ("collective", "group", "ranks"))
+    names = (*names, size, operations["rank"].tolist())
     for i, (*key, rank) in enumerate(zip(*names, strict=True)):
         rows_of.setdefault(tuple(key), {}).setdefault(rank, []).append(i)
     number, instance, notes, known = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64), [], 0
