@@ -19,6 +19,8 @@ NAMES  := $(foreach name,QUICK RANKS DEVICE LINK,$(if $($(name)),$(name)))
 
 # where it is set, every process of the book and the tests compiles all of the package again
 unexport PYTHONDONTWRITEBYTECODE
+# glibc: large pages for large tensors. To touch new memory in small ones takes longer than to compute with it
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .DELETE_ON_ERROR:
 .PHONY: book test exercises lint links clean

@@ -65,16 +65,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Pa
         server.stderr.close()
 
 
+@pytest.fixture(scope="module")
+def window(browser: Any) -> Iterator[Any]:
+    """One browser context for all: JupyterLab's own files, 10 MB, are fetched and compiled once."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(120_000)  # a busy machine takes long to load JupyterLab; a quick one does not wait
+    yield context
+    context.close()
+
+
 def slider_text(page: Any, figure: int) -> str:
     return page.locator(".jp-OutputArea-output .ddp-slider").nth(figure).get_attribute("aria-valuetext")
 
 
-def run_all(browser: Any, lab: tuple[str, str, Path], name: str) -> tuple[Watch, Any]:
+def run_all(window: Any, lab: tuple[str, str, Path], name: str) -> tuple[Watch, Any]:
     """Open a notebook of the lab's folder and choose Run All; the watched page, and the page."""
     address, token, _ = lab
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
-    context.set_default_timeout(120_000)  # a busy machine takes long to load JupyterLab; a quick one does not wait
-    watched = Watch(context, address)
+    watched = Watch(window, address)
     page = watched.open(f"lab/tree/{name}?token={token}&reset")  # without the tabs of earlier tests
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
     # asked to run before its kernel is there, JupyterLab opens a dialog
@@ -84,10 +91,10 @@ def run_all(browser: Any, lab: tuple[str, str, Path], name: str) -> tuple[Watch,
     return watched, page
 
 
-def test_run_all_then_mouse_and_arrow_keys(browser: Any, lab: tuple[str, str, Path], notebook_file: Any) -> None:
+def test_run_all_then_mouse_and_arrow_keys(window: Any, lab: tuple[str, str, Path], notebook_file: Any) -> None:
     _, _, work = lab
     notebook_file(work / "live.ipynb", NOTEBOOK)
-    watched, page = run_all(browser, lab, "live.ipynb")
+    watched, page = run_all(window, lab, "live.ipynb")
     page.get_by_text("the end 42", exact=True).wait_for()
     page.locator(".ddp-slider").nth(1).wait_for()
     assert [slider_text(page, i) for i in (0, 1)] == ["step 0 of 6, start", "step 0 of 4, start"]
@@ -127,7 +134,7 @@ def test_run_all_then_mouse_and_arrow_keys(browser: Any, lab: tuple[str, str, Pa
     page.locator(".ddp-slider").first.wait_for()
     page.locator(".ddplab-figure").first.get_by_role("button", name="One step forward").click()
     assert slider_text(page, 0).startswith("step 1 of 6")
-    page.context.close()
+    page.close()
 
 
 # lab -> the control that is moved between two runs, and how: a key for a slider, a value for a menu
@@ -174,12 +181,12 @@ def test_every_lab_has_controls() -> None:
 
 @pytest.mark.parametrize("number", MOVES)
 def test_a_moved_control_changes_the_picture(
-    browser: Any, lab: tuple[str, str, Path], number: str, request: pytest.FixtureRequest
+    window: Any, lab: tuple[str, str, Path], number: str, request: pytest.FixtureRequest
 ) -> None:
     if number != "02" and not request.config.getoption("every_lab"):
         pytest.skip("one lab stands for all; make test ARGS=--every-lab drives each")
     problem = dl.hosts_problem() if number in NEED_HOSTS else None
-    watched, page = run_all(browser, lab, trimmed(number, lab[2]))
+    watched, page = run_all(window, lab, trimmed(number, lab[2]))
     button = page.get_by_role("button", name="measure")
     button.wait_for()
     box, said = page.locator(".widget-vbox").last, page.locator(".widget-html span[role]")
@@ -221,4 +228,4 @@ def test_a_moved_control_changes_the_picture(
     assert "Traceback" not in page.locator(".jp-Notebook").inner_text()
     assert [line for line in watched.problems if "exception" in line] == []
     assert watched.outside == []
-    page.context.close()
+    page.close()
