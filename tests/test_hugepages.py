@@ -44,14 +44,15 @@ def test_small_pages_become_large_ones_and_keep_what_they_hold():
 
 
 def looked_up() -> tuple[bool, int]:
-    """In a rank: is numpy.random there already, and how often were installed packages asked for backends?"""
+    """In a rank: is numpy.random there already, and how often does a new group read all installed packages?"""
     import importlib.metadata
 
     import torch.distributed as dist
 
+    before = importlib.metadata.entry_points.cache_info().misses
     dist.new_group([0, 1])
-    return "numpy.random" in sys.modules, importlib.metadata.entry_points.cache_info().misses
+    return "numpy.random" in sys.modules, importlib.metadata.entry_points.cache_info().misses - before
 
 
 def test_ranks_share_what_each_would_look_up():
-    assert launch(looked_up, ranks=2, device="cpu") == [(True, 1)] * 2
+    assert launch(looked_up, ranks=2, device="cpu") == [(True, 0)] * 2
