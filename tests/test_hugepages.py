@@ -14,7 +14,6 @@ from conftest import ROOT
 from ddplab.launch import launch
 
 PROGRAM = """
-import ctypes, sys
 from ddplab._hugepages import collapse
 
 def large():
