@@ -23,6 +23,7 @@ from typing import Any
 from ddplab._child import die_with_parent
 from ddplab._links import enter_host
 from ddplab._pickling import dumps
+from ddplab.processors import here
 
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out|socket timeout|remote process (has )?exited|"
@@ -95,6 +96,9 @@ def _call(rank: int, request: dict[str, Any], meeting: str, tell: Callable[..., 
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     if request["realtime"]:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    elif ranks > here() and hasattr(os, "SCHED_BATCH"):
+        # Who wakes up does not interrupt who computes: the same messages with half the switches from rank to rank.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     seed_everything(request["seed"] + rank)
     fn, args = pickle.loads(request["call"])
     tell("joining")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab._arguments import shown
-from ddplab.hooks.wire import among, give_back, member_of
+from ddplab.hooks.wire import among, connected, give_back, member_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -154,5 +154,5 @@ def _groups(table: Sequence[Sequence[int]], parent: dist.ProcessGroup) -> dist.P
             made = dist.new_group(ranks, backend=backend)
         elif inside:  # the others may know nothing of this hierarchy
             made = among(ranks, backend)
-        mine = made if inside else mine
+        mine = connected(made, backend) if inside else mine
     return mine

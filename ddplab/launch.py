@@ -62,7 +62,8 @@ def launch(
     """Run `fn(*args)` on every rank and return the results in rank order.
 
     Inside, `torch.distributed` is initialised, torch uses one thread, and torch, numpy and random are seeded with
-    seed + rank. RANK, LOCAL_RANK and WORLD_SIZE are set.
+    seed + rank. RANK, LOCAL_RANK and WORLD_SIZE are set. More ranks than processors are scheduled as batch jobs
+    (SCHED_BATCH): who wakes up does not interrupt who computes.
 
     ranks: processes; 4, or as many as `hosts` has places for.
     hosts: run rank r on emulated host r // hosts.ranks_per_host instead of on this machine's loopback.

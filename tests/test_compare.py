@@ -54,7 +54,8 @@ def test_bytes_by_the_kernel_are_those_of_the_closed_forms():
         pytest.skip(problem)
     profile = dl.Profile.of([(1_000_000, 0.01)] * 3, forward_s=0.01)
     with dl.Hosts(4, link="10gbit") as hosts:
-        frame = compare(profile, hosts=hosts, steps=1).set_index("scheme")
+        # the median of three steps: on a busy machine TCP sends some bytes twice
+        frame = compare(profile, hosts=hosts, steps=3).set_index("scheme")
     size, n = profile.nbytes, 4
     ring = 2 * (n - 1) / n * size
     expected = {  # the rank that sends least, the rank that sends most

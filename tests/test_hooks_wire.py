@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import timedelta
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 from hook_cases import Given, hooked, step
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ddplab.hierarchy import Hierarchy
 from ddplab.hooks.cast import fp16
 from ddplab.hooks.int8 import int8
 from ddplab.hooks.onebit import onebit
+from ddplab.hooks.wire import Wire
 from ddplab.hosts import Hosts, hosts_problem, link_bytes
 from ddplab.launch import launch
 
@@ -55,3 +61,37 @@ def test_the_kernel_counts_what_the_state_says():
             assert wire / ring == pytest.approx(share, rel=0.005), "payload: scales and flags are next to nothing"
             assert 1.0 <= kernel / wire < 1.03, method
         assert sum(found[method][0] for found in ranks) / sum(found[method][2] for found in ranks) < share * 1.035
+
+
+def others_have_connected():
+    """By maker: whether it comes back on rank 0 only when rank 1, which is slow to connect, has connected, too.
+
+    Rank 1 is slow until rank 0 is through or, where rank 0 waits for it as it should, for a moment.
+    """
+    rank, store, real, found = dist.get_rank(), dist.distributed_c10d._get_default_store(), dist.new_group, {}
+    pair = dist.new_group([0, 1])
+    makers = {"Wire": Wire, "Hierarchy": lambda: Hierarchy([[0], [1, 2]]), "of members": lambda: Wire(pair)}
+    for name, make in makers.items():
+
+        def slow(ranks, name=name, **options):
+            group = real(ranks, **options)
+            if rank == 1 and 0 in ranks and len(ranks) > 1:
+                with contextlib.suppress(dist.DistStoreError):
+                    store.wait([f"{name}: rank 0 is through"], timedelta(seconds=0.3))
+                store.set(f"{name}: rank 1 has connected", "1")
+            return group
+
+        if name == "of members" and rank == 2:
+            continue
+        with mock.patch.object(dist, "new_group", slow):
+            made = make()
+        if rank == 0:
+            found[name] = store.check([f"{name}: rank 1 has connected"])
+            store.set(f"{name}: rank 0 is through", "1")
+        made.close()
+    return found
+
+
+def test_a_group_is_there_when_all_its_members_have_connected():
+    found = launch(others_have_connected, ranks=3, timeout=60)[0]
+    assert found == {"Wire": True, "Hierarchy": True, "of members": True}

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from ddplab import _forkserver, _report
 from ddplab import launch as launch_function
 from ddplab.launch import RankError, _environment, launch, resolve_backend
+from ddplab.processors import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest to find a helper below
 
@@ -589,6 +590,18 @@ def test_realtime_needs_root(monkeypatch):
 def test_realtime_is_opt_in():
     assert launch(lambda: os.sched_getscheduler(0), ranks=1) == [os.SCHED_OTHER]
     assert launch(lambda: os.sched_getscheduler(0), ranks=1, realtime=True) == [os.SCHED_RR]
+
+
+@pytest.mark.skipif(here() > 15, reason="more ranks than processors would be more than 16 here")
+def test_more_ranks_than_processors_are_scheduled_as_batch_jobs():
+    """And so are the threads that torch makes in them, which inherit it."""
+
+    def policies():
+        dist.all_reduce(torch.ones(1))
+        return {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+    assert launch(policies, ranks=here() + 1) == [{os.SCHED_BATCH}] * (here() + 1)
+    assert launch(policies, ranks=here() + 1, realtime=True) == [{os.SCHED_RR}] * (here() + 1)
 
 
 # Whole programs: scripts, signals, kernels, torchrun

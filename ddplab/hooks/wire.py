@@ -40,7 +40,8 @@ class Wire:
         self._group: dist.ProcessGroup | None = None
         if self.size > 1:
             everybody = self.size == dist.get_world_size()
-            self._group = dist.new_group(self.ranks, backend=backend) if everybody else among(self.ranks, backend)
+            made = dist.new_group(self.ranks, backend=backend) if everybody else among(self.ranks, backend)
+            self._group = connected(made, backend)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -104,6 +105,17 @@ def member_of(process_group: dist.ProcessGroup | None, whom: str) -> dist.Proces
     if dist.get_rank(parent) < 0:
         raise RuntimeError(outside)
     return parent
+
+
+def connected(group: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
+    """`group`, a new one, once all its members have connected.
+
+    With gloo one rank can be through while another still connects. If it gave the group back at once, the other would
+    fail: "Connection closed by peer". NCCL connects with its first collective.
+    """
+    if dist.get_world_size(group) > 1 and "cpu:gloo" in backend.split(","):
+        dist.all_reduce(torch.zeros(1), group=group)
+    return group
 
 
 def give_back(group: dist.ProcessGroup | None) -> None:
