@@ -21,5 +21,8 @@ for _name in ["_rank", "_supervisor", "_warm", "notebooks"]:
     importlib.import_module(f"ddplab.{_name}")
 os.environ.clear()
 os.environ.update(_given)
+# What each notebook would find out again: whether hosts come up, and what is installed.
+importlib.import_module("ddplab.hosts").hosts_problem()
+importlib.import_module("ddplab.stage").installed()
 gc.freeze()  # a collection in a fork would write to, and so copy, every page of all these modules
 collapse()

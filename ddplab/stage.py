@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -32,7 +33,7 @@ def fingerprint(root: Path, path: Path, values: dict[str, Any]) -> str:
     seen: dict[str, Any] = {
         "values": {name: repr(value) for name, value in values.items()},
         "machine": [platform.platform(), platform.processor(), os.cpu_count()],
-        "software": _software(),
+        "software": installed(),
         "env": {k: v for k, v in os.environ.items() if k.startswith(("DDPLAB_", "NCCL_", "CUDA_", "TORCH_"))},
     }
     files = [path, root / "book/claims.yml"]
@@ -46,7 +47,9 @@ def recorded(root: Path) -> str:
     return _digest(_files(root / "labs/results"))
 
 
-def _software() -> list[str]:
+@functools.cache
+def installed() -> list[str]:
+    """Python and every package, with versions."""
     return [sys.version, *sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions())]
 
 
@@ -88,7 +91,7 @@ def build_html(root: Path) -> Path:
     the stage, nor what builds from it, nor the pages changed since the last good build, the pages are kept.
     """
     stage, html, note = root / "_build/executed", root / "_build/html", root / "_build/built.txt"
-    made_from = _digest([*_files(stage), *_files(Path(__file__).parent)], _software())
+    made_from = _digest([*_files(stage), *_files(Path(__file__).parent)], installed())
     if note.exists() and note.read_text("utf8") == f"{made_from} {_digest(_files(html))}\n":
         return html / "index.html"
     note.unlink(missing_ok=True)

@@ -329,8 +329,19 @@ def test_each_failure_has_a_remedy(monkeypatch, tmp_path, step, number, remedy):
 
 
 def test_other_systems_are_told(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert hosts_problem() == "hosts are emulated with Linux network namespaces; this is darwin"
+    monkeypatch.setattr(hosts_module, "_worked", False)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(sys, "platform", "darwin")
+        for _ in range(2):  # nothing is remembered of a failure, for the reader may have mended what it named
+            assert hosts_problem() == "hosts are emulated with Linux network namespaces; this is darwin"
+    assert hosts_problem() == PROBLEM
+
+
+def test_what_worked_once_is_not_tried_again(monkeypatch):
+    made = []
+    monkeypatch.setattr(hosts_module, "_worked", False)
+    monkeypatch.setattr(Hosts, "__enter__", lambda hosts: made.append(hosts) or hosts)
+    assert [hosts_problem(), hosts_problem()] == [None, None] and len(made) == 1
 
 
 @pytest.mark.parametrize(
