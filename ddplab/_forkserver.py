@@ -119,6 +119,7 @@ def stop() -> None:
 
 def load() -> None:
     """What every rank would load, look up or copy for itself is here before it is forked."""
+    gc.disable()  # what is imported stays; to search it for garbage again and again is a fifth of the time
     import numpy.random  # noqa: F401  (numpy leaves it out until it is used)
     import torch.distributed  # noqa: F401
 
@@ -129,6 +130,7 @@ def load() -> None:
     importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
     importlib.metadata.entry_points(group="torch.distributed.backends")
     gc.freeze()  # a collection in a rank would write to, and so copy, every page of torch's objects
+    gc.enable()
 
 
 def serve(fd: int) -> None:
@@ -150,10 +152,12 @@ def serve(fd: int) -> None:
             break
         if message == _PRELOAD:
             # DDP and every optimizer import this (seconds) on first use; once one launch needed it, the next has it.
+            gc.disable()
             with contextlib.suppress(Exception):
                 import torch._dynamo  # noqa: F401
 
             gc.freeze()
+            gc.enable()
             moved = False
             continue
         launches += 1

@@ -10,6 +10,7 @@ import os
 
 from ddplab._hugepages import collapse
 
+gc.disable()
 _given = dict(os.environ)
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
@@ -25,4 +26,5 @@ os.environ.update(_given)
 importlib.import_module("ddplab.hosts").hosts_problem()
 importlib.import_module("ddplab.stage").installed()
 gc.freeze()  # a collection in a fork would write to, and so copy, every page of all these modules
+gc.enable()
 collapse()

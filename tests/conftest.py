@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+gc.disable()  # until all tests are collected: what they import stays
 ROOT = Path(__file__).parents[1]
 STILL = {"reduced_motion": "reduce"}  # to draw what moves, frame by frame without a GPU, takes most of a test's time
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -91,6 +92,7 @@ def pytest_collection_finish() -> None:
         if (getattr(module, "__file__", None) or "").startswith(f"{ROOT}/tests/"):
             cloudpickle.register_pickle_by_value(module)
     gc.freeze()  # what was collected stays to the end: no need to search it for garbage again and again
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
