@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,21 @@ def stop() -> None:
             _server = None
 
 
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What the block imports stays. It is not searched for garbage meanwhile, which would take a fifth of the time, nor
+    afterwards: in a fork a search would write to, and so copy, every page of it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@kept()
 def load() -> None:
     """What every rank would load, look up or copy for itself is here before it is forked."""
-    gc.disable()  # what is imported stays; to search it for garbage again and again is a fifth of the time
     import numpy.random  # noqa: F401  (numpy leaves it out until it is used)
     import torch.distributed  # noqa: F401
 
@@ -129,8 +142,6 @@ def load() -> None:
     # torch 2.14 asks for backends of other packages whenever a group is made: a read of every installed package's files
     importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
     importlib.metadata.entry_points(group="torch.distributed.backends")
-    gc.freeze()  # a collection in a rank would write to, and so copy, every page of torch's objects
-    gc.enable()
 
 
 def serve(fd: int) -> None:
@@ -152,12 +163,9 @@ def serve(fd: int) -> None:
             break
         if message == _PRELOAD:
             # DDP and every optimizer import this (seconds) on first use; once one launch needed it, the next has it.
-            gc.disable()
-            with contextlib.suppress(Exception):
+            with kept(), contextlib.suppress(Exception):
                 import torch._dynamo  # noqa: F401
 
-            gc.freeze()
-            gc.enable()
             moved = False
             continue
         launches += 1

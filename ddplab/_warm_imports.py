@@ -4,27 +4,25 @@ It happens with one thread, because OpenBLAS and OpenMP would start a pool of th
 parent's. matplotlib takes its backend from the environment when it is imported: the one that a kernel would set.
 """
 
-import gc
 import importlib
 import os
 
+from ddplab._forkserver import kept
 from ddplab._hugepages import collapse
 
-gc.disable()
 _given = dict(os.environ)
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 _others = ["ipykernel.kernelapp", "matplotlib.pyplot", "numpy.random", "seaborn"]
 _others += ["torch._dynamo", "torchvision", "myst_nb.core.read"]
-for _name in _others:
-    importlib.import_module(_name)
-for _name in ["_rank", "_supervisor", "_warm", "notebooks"]:
-    importlib.import_module(f"ddplab.{_name}")
-os.environ.clear()
-os.environ.update(_given)
-# What each notebook would find out again: whether hosts come up, and what is installed.
-importlib.import_module("ddplab.hosts").hosts_problem()
-importlib.import_module("ddplab.stage").installed()
-gc.freeze()  # a collection in a fork would write to, and so copy, every page of all these modules
-gc.enable()
+with kept():
+    for _name in _others:
+        importlib.import_module(_name)
+    for _name in ["_rank", "_supervisor", "_warm", "notebooks"]:
+        importlib.import_module(f"ddplab.{_name}")
+    os.environ.clear()
+    os.environ.update(_given)
+    # What each notebook would find out again: whether hosts come up, and what is installed.
+    importlib.import_module("ddplab.hosts").hosts_problem()
+    importlib.import_module("ddplab.stage").installed()
 collapse()

@@ -1,6 +1,6 @@
 """What the build would look up again for each citation.
 
-pybtex finds its parts among the entry points of all installed packages, 40 ms a time: a seventh of the build.
+pybtex finds its parts among the entry points of all installed packages, 21 ms a time, of 276 citations.
 """
 
 from __future__ import annotations
